@@ -1,0 +1,37 @@
+# One command per job; `make check` is what every commit passes and CI runs.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help setup demo test check lint fmt clean
+
+help:            ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+setup: $(VENV)/.ready  ## make .venv with everything the demo and the tests need
+
+$(VENV)/.ready: pyproject.toml constraints.txt hatch_build.py $(wildcard rock/sandbox/native/*.[ch])
+	@scripts/setup.sh "$(PYTHON)" "$(VENV)"
+	@touch $@
+
+demo: setup      ## run the whole loop: agents, ModelService, trainer, grades
+	@$(BIN)/rock demo
+
+test: setup      ## run the test suite (under five minutes)
+	@$(BIN)/pytest
+
+lint: setup      ## format check, ruff, pyright, import contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+fmt: setup       ## fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+check: lint test ## everything a commit must pass
+
+clean:           ## remove what setup made
+	rm -rf $(VENV) rock/sandbox/native/rock-init

@@ -1,0 +1,72 @@
+"""Settings from outside: the only reader of the environment, and one way to load a checked file.
+
+Every variable rock itself reads is a field of `Environment`; a component takes values, never this
+object. `validated` turns pydantic's report into one `ConfigError` line per field: the field, what
+was given, what was expected.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rock.errors import ConfigError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class Strict(BaseModel):
+    """Base of every model for data that a person writes: unknown fields are errors, values frozen."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Environment(Strict):
+    """The process environment, read once."""
+
+    state_dir: Path = Field(description="Where rock keeps state between runs (ROCK_STATE_DIR).")
+    require_docker: bool = Field(description="A missing engine is a failure (ROCK_REQUIRE_DOCKER).")
+    docker_host: str | None = Field(description="Engine address (DOCKER_HOST).")
+    log_level: str = Field(description="Level of rock's log lines on stderr (ROCK_LOG_LEVEL).")
+
+
+def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
+    env = os.environ if environ is None else environ
+    default_state = Path(env.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "rock"
+    return Environment(
+        state_dir=Path(env.get("ROCK_STATE_DIR") or default_state),
+        require_docker=env.get("ROCK_REQUIRE_DOCKER", "") not in ("", "0"),
+        docker_host=env.get("DOCKER_HOST"),
+        log_level=env.get("ROCK_LOG_LEVEL", "WARNING").upper(),
+    )
+
+
+def inherited_environment() -> dict[str, str]:
+    """A copy of this process's variables, for a child that should have them (ModelService)."""
+    return dict(os.environ)
+
+
+def validated(model: type[Model], data: Any, *, source: str) -> Model:
+    """`data` as `model`, or a `ConfigError` naming `source` and every wrong field."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as exc:
+        lines: list[str] = []
+        for error in exc.errors(include_url=False):
+            field = ".".join(str(part) for part in error["loc"]) or "(top level)"
+            given = error["input"]
+            lines.append(f"{source}: {field}: {error['msg']} (given: {kind_of(given)})")
+        raise ConfigError("\n".join(lines)) from exc
+
+
+def kind_of(value: Any) -> str:
+    """A value's kind for an error message: short scalars are shown, the rest only named."""
+    if isinstance(value, str) and len(value) > 60:
+        return f"a string of {len(value)} characters"
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return repr(value)
+    return f"a {type(value).__name__}"

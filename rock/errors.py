@@ -1,0 +1,256 @@
+"""The error tree: one root, one branch per boundary, each class explains itself.
+
+Every class carries `status` (the HTTP status a plane answers with), `code` (a stable machine word)
+and a message that says what was wrong and what was expected. "The command failed" and "the episode
+failed" are *results*, not errors; an error means that rock, its input or its surroundings failed.
+
+    RockError
+    ├── ConfigError                 a file, flag or field that a person wrote is unusable
+    ├── ModelServiceError
+    │   ├── BadRequest              the body or a parameter is not what the endpoint takes
+    │   │   └── ContextLengthExceeded   the prompt does not fit; agents compact or stop on it
+    │   ├── Unauthorized            no key, or one nobody issued
+    │   ├── Forbidden               a valid key for something else
+    │   ├── NotFound                no such call, session, lease or path
+    │   ├── LeaseLost               a lease that is over: expired, fenced, or already answered
+    │   ├── SessionClosed           the session was revoked; the agent should stop
+    │   ├── PayloadTooLarge         the body is over the configured size
+    │   ├── QueueFull               admission refused; come back after `retry_after_seconds`
+    │   ├── CallFailed              a worker or a bound ended the call without an answer
+    │   │   └── DeadlineExceeded    nobody answered the call in time
+    │   ├── UpstreamError           a hosted model or engine failed
+    │   ├── JournalError            the journal cannot be written, read or locked
+    │   ├── ServiceUnavailable      the service does not answer, or is stopping
+    │   └── InvalidTransition       a bug: an event the state table does not list
+    ├── SandboxError
+    │   ├── ProviderUnavailable     the engine or kernel feature is not there; says the remedy
+    │   ├── SandboxDied             the box is gone or its helper stopped answering
+    │   ├── CommandNotFound         the program to run does not exist in the sandbox
+    │   ├── BadWorkdir              the working directory does not exist in the sandbox
+    │   ├── BadUser                 the user does not exist in the sandbox
+    │   ├── SandboxFileError        a path in the sandbox cannot be read or written
+    │   └── UnsafeArchive           a tree tried to leave its directory, or is over the size cap
+    └── RolloutError
+        ├── TaskError               a task's data or grader is broken
+        ├── LedgerError             a run directory cannot be used or does not fit the run
+        └── RunFailed               too many infrastructure failures
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class RockError(Exception):
+    """Something in rock failed."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal_error"
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or type(self).__doc__ or "")
+
+    @property
+    def message(self) -> str:
+        return str(self.args[0])
+
+
+class ConfigError(RockError):
+    """A configuration value is unusable."""
+
+    status = 400
+    code = "config_error"
+
+
+class ModelServiceError(RockError):
+    """ModelService failed."""
+
+
+class BadRequest(ModelServiceError):
+    """The request is not what this endpoint takes."""
+
+    status = 400
+    code = "invalid_request"
+
+    def __init__(self, message: str | None = None, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class ContextLengthExceeded(BadRequest):
+    """The prompt does not fit the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class Unauthorized(ModelServiceError):
+    """The key is missing or was never issued."""
+
+    status = 401
+    code = "invalid_api_key"
+
+
+class Forbidden(ModelServiceError):
+    """The key is valid, but not for this."""
+
+    status = 403
+    code = "forbidden"
+
+
+class NotFound(ModelServiceError):
+    """There is no such thing here."""
+
+    status = 404
+    code = "not_found"
+
+
+class LeaseLost(ModelServiceError):
+    """The lease is over; its call went to another worker or has ended."""
+
+    status = 409
+    code = "lease_lost"
+
+
+class SessionClosed(ModelServiceError):
+    """The session is closed; no further call is answered."""
+
+    status = 410
+    code = "session_closed"
+
+
+class PayloadTooLarge(ModelServiceError):
+    """The body is larger than this service accepts."""
+
+    status = 413
+    code = "payload_too_large"
+
+
+class QueueFull(ModelServiceError):
+    """The queue is full."""
+
+    status = 429
+    code = "queue_full"
+
+    def __init__(self, message: str | None = None, *, retry_after_seconds: int = 5) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class CallFailed(ModelServiceError):
+    """The call ended without an answer."""
+
+    status = 502
+    code = "call_failed"
+
+
+class DeadlineExceeded(CallFailed):
+    """Nobody answered the call before its deadline."""
+
+    status = 504
+    code = "deadline_exceeded"
+
+
+class UpstreamError(ModelServiceError):
+    """The model behind ModelService failed."""
+
+    status = 502
+    code = "upstream_error"
+
+
+class JournalError(ModelServiceError):
+    """The journal cannot be used."""
+
+    status = 503
+    code = "journal_error"
+
+
+class ServiceUnavailable(ModelServiceError):
+    """The service does not answer."""
+
+    status = 503
+    code = "service_unavailable"
+
+
+class InvalidTransition(ModelServiceError):
+    """An event that the state table does not list."""
+
+    code = "invalid_transition"
+
+
+class SandboxError(RockError):
+    """A sandbox failed."""
+
+    code = "sandbox_error"
+
+
+class ProviderUnavailable(SandboxError):
+    """The sandbox provider cannot work on this machine."""
+
+    status = 503
+    code = "provider_unavailable"
+
+
+class SandboxDied(SandboxError):
+    """The sandbox is gone."""
+
+    code = "sandbox_died"
+
+
+class CommandNotFound(SandboxError):
+    """The program does not exist in the sandbox."""
+
+    status = 404
+    code = "command_not_found"
+
+
+class BadWorkdir(SandboxError):
+    """The working directory does not exist in the sandbox."""
+
+    status = 400
+    code = "bad_workdir"
+
+
+class BadUser(SandboxError):
+    """The user does not exist in the sandbox."""
+
+    status = 400
+    code = "bad_user"
+
+
+class SandboxFileError(SandboxError):
+    """A path in the sandbox cannot be read or written."""
+
+    status = 400
+    code = "sandbox_file_error"
+
+
+class UnsafeArchive(SandboxError):
+    """A file tree tried to leave its directory or is too large."""
+
+    status = 400
+    code = "unsafe_archive"
+
+
+class RolloutError(RockError):
+    """A rollout failed."""
+
+    code = "rollout_error"
+
+
+class TaskError(RolloutError):
+    """A task's data or grader is broken."""
+
+    status = 400
+    code = "task_error"
+
+
+class LedgerError(RolloutError):
+    """The run directory cannot be used."""
+
+    code = "ledger_error"
+
+
+class RunFailed(RolloutError):
+    """Too many episodes ended in an infrastructure failure."""
+
+    code = "run_failed"

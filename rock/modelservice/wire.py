@@ -1,0 +1,394 @@
+"""What travels between ModelService, trainers and harnesses, as typed JSON values.
+
+Everything is a msgspec struct: decoding validates in one pass and names the wrong field
+("Expected `int`, got `str` - at `$.leases[0]`"). Agents never see these shapes; they speak a
+dialect (`rock.modelservice.dialects`). Messages and tools stay raw JSON, byte for byte as the agent
+sent them, and are parsed only by whoever needs to look inside.
+
+Token ids are JSON integers (int32 range, >= 0); log-probabilities are natural logarithms (<= 0) of
+the sampling distribution, one per token id.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Raw, Struct, field
+
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
+CloseReason = Literal["finished", "revoked", "limit", "stale", "expired"]
+PauseMode = Literal["hold", "drain", "requeue"]
+
+
+class Wire(Struct, kw_only=True, omit_defaults=True):
+    """Base of what the service sends; a newer service may add fields."""
+
+
+class Input(Wire, forbid_unknown_fields=True):
+    """Base of what clients send: an unknown field is an error, not a shrug."""
+
+
+# --- a call, in canonical form -------------------------------------------------------------
+
+
+class CanonicalRequest(Wire):
+    """One request for a completion, whatever dialect it came in: OpenAI chat, sampling made explicit."""
+
+    model: str
+    messages: list[Raw]
+    tools: list[Raw] | None = None
+    tool_choice: Raw | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: Raw | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+    stop: list[str] | None = None
+    seed: int | None = None
+    n: int = 1
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    reasoning_effort: str | None = None
+    extra: dict[str, Raw] = field(default_factory=dict[str, Raw])
+    """Top-level fields of the dialect that have no place above, as sent."""
+
+
+class ToolFunction(Input):
+    name: str
+    arguments: str
+    """JSON text exactly as the model wrote it, valid or not."""
+
+
+class ToolCall(Input):
+    function: ToolFunction
+    id: str | None = None
+    """Minted by ModelService when the worker gives none; unique in the session."""
+    type: Literal["function"] = "function"
+
+
+class AssistantMessage(Input):
+    """What the model said."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
+
+
+class Choice(Input):
+    """One sampled answer. `token_ids` and `logprobs` (same length) are what was really sampled."""
+
+    message: AssistantMessage
+    finish_reason: FinishReason = "stop"
+    token_ids: list[int] | None = None
+    logprobs: list[float] | None = None
+
+
+class Usage(Input):
+    """Tokens as the sampling engine counted them."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None = None
+    cost_usd: float | None = None
+
+
+# --- trainer API: /trainer/v1 ---------------------------------------------------------------
+
+
+class ClaimRequest(Input):
+    worker_id: str
+    max_leases: int = 1
+    lease_seconds: float = 60.0
+    wait_seconds: float = 20.0
+    """Long-poll: how long to wait for the first call before answering with none."""
+    policy_version: int | None = None
+
+
+class Parent(Wire):
+    """The call that this one continues: its answer is the last message both have in common."""
+
+    call_id: str
+    choice: int
+    messages: int
+    """How many leading messages of the request the parent's prompt and answer cover."""
+    token_ids: list[int] | None = None
+    """Exact prompt + answer ids of the parent, when the worker that answered it gave them."""
+
+
+class Lease(Wire):
+    """A worker's claim on a call. Complete, renew or release it with `lease_id` before it expires."""
+
+    lease_id: str
+    call_id: str
+    session_id: str
+    delivery: int
+    """1 for the first hand-out, one more for each further one."""
+    expires_in_seconds: float
+    request: CanonicalRequest
+    parent: Parent | None = None
+    labels: dict[str, str] = field(default_factory=dict[str, str])
+
+
+class ClaimReply(Wire):
+    leases: list[Lease]
+    policy_state: Literal["running", "paused"] = "running"
+
+
+class Completion(Input):
+    """The answer to one lease: `request.n` choices."""
+
+    lease_id: str
+    choices: list[Choice]
+    prompt_token_ids: list[int] | None = None
+    """The whole prompt as the engine saw it."""
+    policy_version: int | None = None
+    """The weights that sampled; None takes the version given at claim."""
+    usage: Usage | None = None
+    """None is counted from the token ids, and unknown if there are none."""
+
+
+class CompleteRequest(Input):
+    completions: list[Completion]
+
+
+class ItemError(Wire):
+    status: int
+    code: str
+    message: str
+
+
+class ItemResult(Wire):
+    """One item of a batch. `error` is null when it counted; the others count whatever this says."""
+
+    lease_id: str
+    error: ItemError | None = None
+    untrainable: str | None = None
+    """Why the answer was stored but must not be trained on (missing or misaligned tokens)."""
+
+
+class BatchReply(Wire):
+    results: list[ItemResult]
+
+
+class RenewRequest(Input):
+    lease_ids: list[str]
+    lease_seconds: float = 60.0
+
+
+class ReleaseRequest(Input):
+    lease_ids: list[str]
+
+
+class Failure(Input):
+    lease_id: str
+    code: str = "call_failed"
+    """`context_length_exceeded` becomes the 400 that agents understand."""
+    message: str = "the worker could not answer"
+
+
+class FailRequest(Input):
+    failures: list[Failure]
+
+
+class PolicyUpdate(Input):
+    version: int | None = None
+    state: Literal["running", "paused"] | None = None
+    mode: PauseMode = "hold"
+
+
+class PolicyStatus(Wire):
+    version: int | None
+    state: Literal["running", "paused"]
+
+
+class Stats(Wire):
+    queued: int
+    leased: int
+    waiting_workers: int
+    open_sessions: int
+    answered: int
+    failed: int
+    cancelled: int
+    redelivered: int
+    policy: PolicyStatus
+
+
+# --- rollouts: groups of episodes with rewards and token rows -------------------------------
+
+
+class Span(Input):
+    """Tokens `start:end` of a row and what they are."""
+
+    start: int
+    end: int
+    kind: Literal["prompt", "sampled"]
+    call_id: str
+    policy_version: int | None = None
+
+
+class TokenRow(Input):
+    """One training sequence: a chain of calls, each sampled token owned by exactly one row.
+
+    `mask` is 1 where this row owns a sampled token; `logprobs` is 0.0 where it does not apply
+    (mask 0). All three lists have one entry per token id.
+    """
+
+    chain: str
+    token_ids: list[int]
+    mask: list[int]
+    logprobs: list[float]
+    spans: list[Span]
+
+
+class TrajectoryCall(Wire):
+    """One call of a session, for people and for checks."""
+
+    call_id: str
+    state: str
+    request: CanonicalRequest
+    choices: list[Choice]
+    parent: str | None = None
+    branch: str | None = None
+    """Why this call does not continue the one before it; null if it does."""
+    untrainable: str | None = None
+    policy_version: int | None = None
+    usage: Usage | None = None
+    deliveries: int = 1
+    error: str | None = None
+
+
+class Trajectory(Wire):
+    """What one session exports."""
+
+    session_id: str
+    labels: dict[str, str]
+    calls: list[TrajectoryCall]
+    rows: list[TokenRow]
+    untrainable: dict[str, int] = field(default_factory=dict[str, int])
+    """Reason -> number of calls that no row contains."""
+
+
+class GroupEpisode(Input):
+    episode_id: str
+    index: int
+    """Place in the group, 0..size-1; stable under retry and resume."""
+    session_id: str | None
+    outcome: dict[str, Any]
+    """`rock.rollout.outcome.Outcome` as JSON."""
+    reward: float | None
+    rows: list[TokenRow]
+
+
+class Group(Input):
+    """All episodes of one task that belong together. Published once per `group_id`."""
+
+    group_id: str
+    run_id: str
+    task_id: str
+    size: int
+    episodes: list[GroupEpisode]
+
+
+class RolloutClaimRequest(Input):
+    worker_id: str
+    max_groups: int = 1
+    lease_seconds: float = 300.0
+    wait_seconds: float = 20.0
+
+
+class ClaimedGroup(Wire):
+    lease_id: str
+    delivery: int
+    group: Group
+
+
+class RolloutClaimReply(Wire):
+    groups: list[ClaimedGroup]
+
+
+class RolloutAckRequest(Input):
+    lease_ids: list[str]
+
+
+# --- admin API: /admin/v1 -------------------------------------------------------------------
+
+
+class SessionLimits(Input, frozen=True):
+    """Bounds on one session; null is no bound."""
+
+    max_calls: int | None = None
+    max_parked: int | None = None
+    call_deadline_seconds: float | None = None
+    session_deadline_seconds: float | None = None
+
+
+class Pins(Input, frozen=True):
+    """Sampling values that override whatever the agent asks for."""
+
+    model: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+    stop: list[str] | None = None
+    seed: int | None = None
+
+
+class SessionSpec(Input):
+    labels: dict[str, str] = field(default_factory=dict[str, str])
+    limits: SessionLimits = SessionLimits()
+    pins: Pins = Pins()
+    backend: str = "queue"
+    """Who answers: `queue` is any external trainer; another name is a worker of this service."""
+
+
+class SessionCreated(Wire):
+    session_id: str
+    key: str
+    base_url: str
+    """For `OPENAI_BASE_URL`, with the key in the path."""
+
+
+class SessionClose(Input):
+    reason: CloseReason = "finished"
+
+
+class SessionInfo(Wire):
+    session_id: str
+    state: Literal["open", "closed"]
+    labels: dict[str, str]
+    calls: int
+    queued: int
+    leased: int
+    answered: int
+    undelivered: int
+    failed: int
+    cancelled: int
+    close_reason: str | None = None
+    last_call_age_seconds: float | None = None
+
+
+class PublishReply(Wire):
+    accepted: bool
+    """False when this group id was published before; the first one stands."""
+
+
+class GroupStatus(Wire):
+    group_id: str
+    state: Literal["pending", "leased", "acknowledged"]
+    delivery: int
+
+
+class ErrorBody(Wire):
+    code: str
+    message: str
+    param: str | None = None
+
+
+class ErrorReply(Wire):
+    error: ErrorBody
+
+
+def encode(value: Struct) -> bytes:
+    return msgspec.json.encode(value)

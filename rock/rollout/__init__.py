@@ -1,0 +1,1 @@
+"""The rollout harness: tasks and groups become graded, token-exact trajectories."""

@@ -1,0 +1,1 @@
+"""Sandboxes: isolated places to run commands. Read `base` for the contract."""

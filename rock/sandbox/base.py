@@ -1,0 +1,210 @@
+"""The sandbox contract. Every provider keeps it; `rock.testing.sandbox_conformance` proves it.
+
+A *provider* makes sandboxes from a `SandboxSpec`. A *sandbox* runs commands, moves files and opens
+a listening socket inside its own network. Two kinds of trouble are kept apart:
+
+- *The command failed* is a result: `exec` returns an `ExecResult` with a status and whatever output
+  there was.
+- *The box failed* raises a `SandboxError`: the program, directory or user does not exist
+  (`CommandNotFound`, `BadWorkdir`, `BadUser`), or the box is gone (`SandboxDied`).
+
+Bytes in are bytes out: nothing is decoded, stripped or joined. Every wait has a bound.
+"""
+
+from __future__ import annotations
+
+import enum
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+DEFAULT_OUTPUT_LIMIT_BYTES = 16 * 1024 * 1024
+DEFAULT_READ_LIMIT_BYTES = 64 * 1024 * 1024
+
+
+class ExecStatus(enum.StrEnum):
+    """How a command ended."""
+
+    EXITED = "exited"
+    SIGNALED = "signaled"
+    TIMED_OUT = "timed_out"
+    OOM_KILLED = "oom_killed"
+    OUTPUT_LIMIT = "output_limit"
+    SANDBOX_DIED = "sandbox_died"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecResult:
+    """What a command did. Output is partial when the status is not `exited` or `signaled`.
+
+    `stdout` and `stderr` hold at most the output limit each; `stdout_bytes` and `stderr_bytes` count
+    everything that was written. `exit_code` is set only for `exited`, `signal` only for `signaled`.
+    """
+
+    status: ExecStatus
+    exit_code: int | None
+    signal: int | None
+    stdout: bytes
+    stderr: bytes
+    stdout_bytes: int
+    stderr_bytes: int
+    duration_seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """True if the command ran to its end with exit code 0."""
+        return self.status is ExecStatus.EXITED and self.exit_code == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mount:
+    """A host path shown inside the sandbox at `target` (absolute)."""
+
+    source: Path
+    target: str
+    read_only: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Upper bounds on one sandbox. A provider that cannot enforce one says so in `capabilities`."""
+
+    memory_bytes: int | None = 2 * 1024**3
+    pids: int | None = 512
+    cpus: float | None = None
+    open_files: int | None = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxSpec:
+    """What a sandbox is made of.
+
+    `image=None` means the host's own system directories, read-only underneath and private on top:
+    the host's programs are there, its secrets, homes and project files are not. Both the docker and
+    the local provider understand it, so work that needs no special image runs without a registry.
+    For docker, `image` is an engine image reference; for local, the path of an unpacked root.
+    """
+
+    image: str | None = None
+    mounts: tuple[Mount, ...] = ()
+    workdir: str = "/workspace"
+    """Created empty and writable; the default working directory of commands."""
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The whole environment of commands, on top of PATH, HOME, LANG and TMPDIR."""
+    user: str | None = None
+    """User of commands inside the sandbox (name or uid); None is the provider's safe default."""
+    network: Literal["none", "full"] = "none"
+    limits: Limits = Limits()
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    lifetime_seconds: float = 6 * 3600.0
+    """The sandbox ends itself after this long, whatever became of its owner."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Availability:
+    """Whether a provider works on this machine, and if not, why and what would help."""
+
+    available: bool
+    detail: str
+    remedy: str | None = None
+
+
+class Sandbox(ABC):
+    """One running sandbox. Use as `async with`; `stop` is idempotent and survives cancellation."""
+
+    id: str
+    spec: SandboxSpec
+
+    @abstractmethod
+    async def exec(
+        self,
+        argv: Sequence[str | bytes],
+        *,
+        timeout_seconds: float,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        stdin: bytes = b"",
+        output_limit_bytes: int = DEFAULT_OUTPUT_LIMIT_BYTES,
+    ) -> ExecResult:
+        """Run `argv` (no shell) and wait for it; then nothing that it started is left.
+
+        On a timeout or at the output limit everything the command started is killed first. `env` is
+        laid over the spec's. Raises `CommandNotFound`, `BadWorkdir`, `BadUser`, `SandboxDied`.
+        """
+
+    @abstractmethod
+    async def read_file(self, path: str, *, max_bytes: int = DEFAULT_READ_LIMIT_BYTES) -> bytes:
+        """The bytes of one regular file. Raises `SandboxFileError` (missing, a directory, too big)."""
+
+    @abstractmethod
+    async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        """Create or replace one file, making missing parent directories."""
+
+    @abstractmethod
+    async def upload(self, source: Path, target: str) -> None:
+        """Copy a host file or tree to `target`, keeping modes, symlinks and empty directories."""
+
+    @abstractmethod
+    async def download(self, source: str, target: Path) -> None:
+        """Copy a file or tree out to the host path `target`, which must not exist yet.
+
+        Nothing is written outside `target`: links are recreated, never followed. Raises
+        `UnsafeArchive` when the tree is over the size or entry cap.
+        """
+
+    @abstractmethod
+    async def listen(self, port: int = 0) -> socket.socket:
+        """A listening TCP socket on 127.0.0.1 *inside the sandbox's network*, owned by the caller.
+
+        Whoever accepts on it serves the sandbox; nothing else outside is reachable through it.
+        `port=0` picks a free one: read it from `getsockname()`.
+        """
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """End every process of the sandbox and remove its files. Safe to call twice."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+
+class Provider(ABC):
+    """Makes sandboxes of one kind. `async with`; closing it stops every sandbox it still owns."""
+
+    name: str
+
+    @abstractmethod
+    async def probe(self) -> Availability:
+        """Try what this provider needs, for real, and say what works."""
+
+    @abstractmethod
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        """A running sandbox. Whatever a failed start had made is removed before it raises."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Stop what is left and free the provider's own resources. Safe to call twice."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()

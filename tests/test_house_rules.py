@@ -1,0 +1,45 @@
+"""The rules of the house that no linter knows."""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import rock.errors
+
+ROOT = Path(__file__).parent.parent
+SOURCES = sorted(
+    path
+    for folder in ("rock", "tests", "examples", "benchmarks")
+    for pattern in ("*.py", "*.c", "*.h")
+    for path in (ROOT / folder).rglob(pattern)
+)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_file_is_over_500_lines(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 500
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in SOURCES if p.is_relative_to(ROOT / "rock")], ids=lambda path: path.name
+)
+def test_every_module_says_what_it_is_for(path: Path) -> None:
+    text = path.read_text().lstrip()
+    assert text.startswith(('"""', 'r"""', "/*")), f"{path} has no opening docstring"
+
+
+def test_the_error_tree_drawing_is_complete() -> None:
+    drawn = set(re.findall(r"[├└]── (\w+)", rock.errors.__doc__ or "")) | {"RockError"}
+    defined = {
+        name
+        for name, value in inspect.getmembers(rock.errors, inspect.isclass)
+        if issubclass(value, rock.errors.RockError)
+    }
+    assert drawn == defined
+
+
+def test_importing_rock_imports_nothing_heavy() -> None:
+    text = (ROOT / "rock" / "__init__.py").read_text()
+    assert not re.search(r"^\s*(import|from)\s", text, re.MULTILINE)
