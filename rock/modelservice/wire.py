@@ -315,7 +315,7 @@ class RolloutAckRequest(Input):
 # --- admin API: /admin/v1 -------------------------------------------------------------------
 
 
-class SessionLimits(Input, frozen=True):
+class SessionLimits(Input):
     """Bounds on one session; null is no bound."""
 
     max_calls: int | None = None
@@ -324,7 +324,7 @@ class SessionLimits(Input, frozen=True):
     session_deadline_seconds: float | None = None
 
 
-class Pins(Input, frozen=True):
+class Pins(Input):
     """Sampling values that override whatever the agent asks for."""
 
     model: str | None = None
@@ -337,8 +337,8 @@ class Pins(Input, frozen=True):
 
 class SessionSpec(Input):
     labels: dict[str, str] = field(default_factory=dict[str, str])
-    limits: SessionLimits = SessionLimits()
-    pins: Pins = Pins()
+    limits: SessionLimits = field(default_factory=SessionLimits)
+    pins: Pins = field(default_factory=Pins)
     backend: str = "queue"
     """Who answers: `queue` is any external trainer; another name is a worker of this service."""
 
