@@ -7,6 +7,7 @@ the PATH; a block whose info string says `file=NAME` is written there first. Blo
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -89,7 +90,8 @@ def test_every_block_of_the_page_runs(page: Path, tmp_path: Path) -> None:
             code = process.wait(timeout=150)
         finally:
             # Services that a page starts with `&` are in the shell's process group.
-            os.killpg(process.pid, signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
         output.seek(0)
         assert code == 0, f"{page.name} stopped with {code}:\n{output.read()[-4000:]}"
 
