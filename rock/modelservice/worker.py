@@ -145,8 +145,8 @@ class Worker:
         if concurrency < 1 or batch < 1:
             raise ValueError(f"concurrency and batch must be at least 1: {concurrency}, {batch}")
         self.worker_id = worker_id or f"{os.uname().nodename}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
-        self.refused: UpstreamUnauthorized | None = None
-        """Set once the policy's model refused its key: no further call can succeed."""
+        self.refused: str | None = None
+        """Says why, once the policy's model refused its key: no further call can succeed."""
         self._policy = policy
         self._desk = desk
         self._concurrency = concurrency
@@ -217,7 +217,7 @@ class Worker:
 
     async def _fail(self, batch: _Batch, exc: Exception) -> None:
         if isinstance(exc, UpstreamUnauthorized):
-            self.refused = exc
+            self.refused = exc.message
         code = exc.code if isinstance(exc, RockError) else "call_failed"
         message = exc.message if isinstance(exc, RockError) else f"{type(exc).__name__}: {exc}"
         log.warning("policy failed %d calls: %s", len(batch.leases), message)
