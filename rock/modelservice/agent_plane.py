@@ -65,7 +65,9 @@ class AgentPlane:
         given = key or _api_key(headers)
         if self._bound is None:
             if not given:
-                raise Unauthorized("no session key; give it as API key, or as /s/<key>/v1 in the URL")
+                raise Unauthorized(
+                    "no session key; give it as API key, or as /s/<key>/v1 in the URL"
+                )
             return self._service.authenticate(given)
         if given and self._names_another(given, self._bound):
             raise Forbidden("this key belongs to another session than this connection")

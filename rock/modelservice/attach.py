@@ -51,12 +51,7 @@ class AttachPoint:
         door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         accepting: asyncio.Task[None] | None = None
         try:
-            path.unlink(missing_ok=True)
-            with reachable(path) as name:
-                door.bind(name)
-            path.chmod(0o600)
-            door.listen(64)
-            door.setblocking(False)
+            _bind(door, path)
             accepting = asyncio.ensure_future(self._accept(door))
             yield
         finally:
@@ -64,8 +59,7 @@ class AttachPoint:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            door.close()
-            path.unlink(missing_ok=True)
+            _unbind(door, path)
 
     async def detach(self, session_id: str) -> None:
         """Stop serving what is attached to a session."""
@@ -111,6 +105,20 @@ class AttachPoint:
                 self._attached.get(session_id, set()).discard(task)
                 if not self._attached.get(session_id):
                     self._attached.pop(session_id, None)
+
+
+def _bind(door: socket.socket, path: Path) -> None:
+    path.unlink(missing_ok=True)
+    with reachable(path) as name:
+        door.bind(name)
+    path.chmod(0o600)
+    door.listen(64)
+    door.setblocking(False)
+
+
+def _unbind(door: socket.socket, path: Path) -> None:
+    door.close()
+    path.unlink(missing_ok=True)
 
 
 async def _receive(connection: socket.socket) -> tuple[socket.socket, str]:
@@ -283,4 +291,3 @@ def reachable(path: Path) -> Generator[str, None, None]:
         yield f"/proc/self/fd/{folder}/{path.name}"
     finally:
         os.close(folder)
-

@@ -16,7 +16,14 @@ from urllib.parse import unquote
 import msgspec
 from msgspec import Struct
 
-from rock.errors import BadRequest, Forbidden, NotFound, RockError, Unauthorized, UpstreamUnauthorized
+from rock.errors import (
+    BadRequest,
+    Forbidden,
+    NotFound,
+    RockError,
+    Unauthorized,
+    UpstreamUnauthorized,
+)
 from rock.modelservice import wire
 from rock.modelservice.keys import Keys, matches
 from rock.modelservice.plane import Reply, Request, nothing
@@ -173,7 +180,9 @@ class ControlPlane:
         backend = self._backends.get(name)
         if backend is None:
             known = ", ".join(["queue", *sorted(self._backends)])
-            message = f"backend: expected one that this service was started with ({known}), got {name!r}"
+            message = (
+                f"backend: expected one that this service was started with ({known}), got {name!r}"
+            )
             raise BadRequest(message, param="backend")
         if backend.refused is not None:
             raise UpstreamUnauthorized(backend.refused)

@@ -37,7 +37,9 @@ def read_keys(state_dir: Path) -> Keys:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Keys)
     except OSError as exc:
-        raise ConfigError(f"{path}: cannot be read ({exc.strerror}); was a service started here?") from exc
+        raise ConfigError(
+            f"{path}: cannot be read ({exc.strerror}); was a service started here?"
+        ) from exc
     except msgspec.DecodeError as exc:
         raise ConfigError(f"{path}: not a key file: {exc}; delete it to get new keys") from exc
 

@@ -86,7 +86,7 @@ class Adapter:
         )
         try:
             return await self._handle(asked)
-        except Exception:  # noqa: BLE001 - a bug: say so in the plane's own shape, with the trace in the log
+        except Exception:
             log.exception("unexpected error in a handler")
             return self._refusal(RockError("internal error; see the service's log"))
 
@@ -135,9 +135,7 @@ async def _write(request: web.BaseRequest, reply: Reply | EventStream) -> web.St
 
 
 @asynccontextmanager
-async def listening(
-    listener: socket.socket, adapter: Adapter
-) -> AsyncGenerator[None, None]:
+async def listening(listener: socket.socket, adapter: Adapter) -> AsyncGenerator[None, None]:
     """Serve HTTP on a bound socket, which is closed at the end."""
     server = web.Server(
         adapter,
@@ -170,8 +168,9 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def url_of(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    name: tuple[str, int] = listener.getsockname()[:2]
+    host, port = name
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host) or host
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
@@ -268,7 +267,9 @@ async def _run(
         ) as running:
             try:
                 _write_ready(ready, running)
-                log.info("serving agents on %s, control on %s", running.agent_url, running.control_url)
+                log.info(
+                    "serving agents on %s, control on %s", running.agent_url, running.control_url
+                )
                 await stop.wait()
             finally:
                 ready.unlink(missing_ok=True)
@@ -315,4 +316,3 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     except ImportError:
         return None
     return uvloop.new_event_loop
-

@@ -20,7 +20,7 @@ import threading
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Literal, Protocol, TypeAlias, TypeVar
 
 from rock.errors import RockError, UpstreamUnauthorized
 from rock.modelservice.client import TrainerClient
@@ -157,7 +157,7 @@ class Worker:
 
     async def run(self, stop: asyncio.Event) -> None:
         renewal = asyncio.ensure_future(self._renew_held())
-        stopping = asyncio.ensure_future(stop.wait())
+        stopping = asyncio.create_task(stop.wait())
         try:
             while not stop.is_set():
                 await self._take(stopping)
@@ -166,7 +166,7 @@ class Worker:
             stopping.cancel()
             await self._let_go()
 
-    async def _take(self, stopping: asyncio.Future[bool]) -> None:
+    async def _take(self, stopping: asyncio.Task[Literal[True]]) -> None:
         """Claim what there is room for and start on it; returns early when stopping."""
         free = self._concurrency - sum(len(batch.leases) for batch in self._batches)
         if free < 1:
@@ -202,7 +202,9 @@ class Worker:
         results = await self._desk.complete(good) if good else []
         answered = {item.lease_id for item in good}
         wrong = [
-            Failure(lease_id=item.lease_id, message=f"the completion was refused: {item.error.message}")
+            Failure(
+                lease_id=item.lease_id, message=f"the completion was refused: {item.error.message}"
+            )
             for item in results
             if item.error is not None and item.error.code not in OVER
         ]
@@ -263,7 +265,7 @@ class Worker:
                 await asyncio.shield(self._desk.release(held))
 
 
-async def _first(work: Awaitable[T], stopping: asyncio.Future[bool]) -> T | None:
+async def _first(work: Awaitable[T], stopping: asyncio.Task[Literal[True]]) -> T | None:
     """The result of `work`, or None, and `work` cancelled, if stopping comes first."""
     task = asyncio.ensure_future(work)
     try:

@@ -50,7 +50,7 @@ class ChatDialect:
         del headers  # this dialect says everything in the body
         fields = fields_of(body)
         stream = bool(take(fields, "stream", bool, "true or false"))
-        options = take(fields, "stream_options", dict[str, Raw], "an object") or {}
+        options: dict[str, Raw] = take(fields, "stream_options", dict[str, Raw], "an object") or {}
         include_usage = take(options, "include_usage", bool, "true or false")
         request = _canonical(fields)
         renderer = ChatRenderer(
@@ -111,9 +111,7 @@ def _canonical(fields: dict[str, Raw]) -> CanonicalRequest:
 
 def _within(name: str, value: float | None, low: float, high: float) -> None:
     if value is not None and not low <= value <= high:
-        raise BadRequest(
-            f"{name}: expected a number from {low} to {high}, got {value}", param=name
-        )
+        raise BadRequest(f"{name}: expected a number from {low} to {high}, got {value}", param=name)
 
 
 class _Head(Struct):
@@ -154,7 +152,9 @@ def _kind(fields: dict[str, Raw], name: str, heads: bytes, expected: str) -> Raw
 
 
 def _stop(fields: dict[str, Raw]) -> list[str] | None:
-    stop: str | list[str] | None = take(fields, "stop", str | list[str], "a string or a list of strings")
+    stop: str | list[str] | None = take(
+        fields, "stop", str | list[str], "a string or a list of strings"
+    )
     return [stop] if isinstance(stop, str) else (stop or None)
 
 
@@ -248,7 +248,9 @@ class ChatStream:
 
     def _deltas(self, index: int, choice: AnswerChoice) -> Iterator[bytes]:
         message = choice.message
-        yield self._chunk(index, {"role": "assistant", "content": None if message.tool_calls else ""})
+        yield self._chunk(
+            index, {"role": "assistant", "content": None if message.tool_calls else ""}
+        )
         if message.reasoning_content:
             yield self._chunk(index, {"reasoning_content": message.reasoning_content})
         if message.content:
@@ -324,5 +326,3 @@ def error_body(exc: RockError) -> bytes:
     param = exc.param if isinstance(exc, BadRequest) else None
     error = {"message": exc.message, "type": kind, "param": param, "code": exc.code}
     return msgspec.json.encode({"error": error})
-
-
