@@ -68,7 +68,9 @@ def judge_agent(end: ExecResult, session: SessionSeen, *, requires_model: bool) 
         return Verdict(cls=OutcomeClass.STALE, detail="the session closed as stale")
     if end.status is ExecStatus.SANDBOX_DIED:
         return Verdict(cls=OutcomeClass.SANDBOX_DIED, detail="the sandbox died under the agent")
-    return _judge_calls(end, session) or _judge_limits(end, session, requires_model) or _judge_end(end)
+    return (
+        _judge_calls(end, session) or _judge_limits(end, session, requires_model) or _judge_end(end)
+    )
 
 
 def _judge_calls(end: ExecResult, session: SessionSeen) -> Verdict | None:
@@ -81,7 +83,9 @@ def _judge_calls(end: ExecResult, session: SessionSeen) -> Verdict | None:
         if call.state == "failed":
             unauthorized = call.code in UNAUTHORIZED_CODES
             cls = OutcomeClass.MODEL_UNAUTHORIZED if unauthorized else OutcomeClass.MODEL_FAILED
-            return Verdict(cls=cls, detail=f"call {number} failed: {call.error or 'no reason given'}")
+            return Verdict(
+                cls=cls, detail=f"call {number} failed: {call.error or 'no reason given'}"
+            )
         if call.state == "undelivered" and not killed_by_us:
             return Verdict(
                 cls=OutcomeClass.UNDELIVERABLE_CALL,

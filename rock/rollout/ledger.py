@@ -166,7 +166,9 @@ class State:
 
     def _open(self, event: RunOpened) -> None:
         if event.schema > SCHEMA:
-            raise LedgerError(f"the ledger has schema {event.schema}; this rock reads up to {SCHEMA}")
+            raise LedgerError(
+                f"the ledger has schema {event.schema}; this rock reads up to {SCHEMA}"
+            )
         self._refuse_if(self.run_id is not None, "a second run line")
         self.run_id = event.run_id
 

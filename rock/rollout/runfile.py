@@ -107,12 +107,13 @@ class InfraConfig(Strict):
         default=1.0, description="Wait before the second attempt; doubles, with jitter, up to 60 s."
     )
     max_failed_fraction: Fraction = Field(
-        default=0.2, description="Share of episodes that may end so before the run counts as failed."
+        default=0.2,
+        description="Share of episodes that may end so before the run counts as failed.",
     )
 
 
 class RunFile(Strict):
-    """One run: tasks × episodes, an agent, a model, a place for the results."""
+    """One run: tasks by episodes, an agent, a model, a place for the results."""
 
     tasks: str = Field(description="humaneval, humaneval:0-11, or a path to task files.")
     agent: AgentConfig = Field(description="The agent program.")
@@ -168,9 +169,7 @@ def load_run_file(path: Path) -> RunFile:
     """The run file with absolute paths. Raises `ConfigError`, one line per wrong field."""
     data = read_yaml(path)
     if not isinstance(data, dict):
-        raise ConfigError(
-            f"{path}: expected fields like tasks, agent, … (given: {kind_of(data)})"
-        )
+        raise ConfigError(f"{path}: expected fields like tasks, agent, … (given: {kind_of(data)})")
     return resolve(validated(RunFile, data, source=str(path)), path)
 
 

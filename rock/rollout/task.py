@@ -96,12 +96,12 @@ class Grader(Strict):
     """
 
     command: Argv
-    files: Files = {}
+    files: Files = Field(default_factory=dict)
     reward: Literal["exit_code", "file", "verdict"] = "exit_code"
     timeout_seconds: Seconds = 300.0
     timeout_reward: float | None = None
     cwd: str = "{tests}"
-    env: dict[str, str] = {}
+    env: dict[str, str] = Field(default_factory=dict)
     stdin: str = ""
     user: str | None = None
 
@@ -119,11 +119,11 @@ class Task(Strict):
 
     task_id: Annotated[str, Field(min_length=1, max_length=200)]
     instruction: Annotated[str, Field(min_length=1)]
-    files: Files = {}
+    files: Files = Field(default_factory=dict)
     workdir: AbsolutePath = "/workspace"
     image: str | None = None
     grader: Grader | None = None
-    metadata: dict[str, Any] = {}
+    metadata: dict[str, Any] = Field(default_factory=dict)
     timeouts: Timeouts = Timeouts()
 
 

