@@ -19,6 +19,7 @@ failed" are *results*, not errors; an error means that rock, its input or its su
     │   ├── CallFailed              a worker or a bound ended the call without an answer
     │   │   └── DeadlineExceeded    nobody answered the call in time
     │   ├── UpstreamError           a hosted model or engine failed
+    │   │   └── UpstreamUnauthorized    it refuses the key that it was given; trying again is no use
     │   ├── JournalError            the journal cannot be written, read or locked
     │   ├── ServiceUnavailable      the service does not answer, or is stopping
     │   └── InvalidTransition       a bug: an event the state table does not list
@@ -157,6 +158,13 @@ class UpstreamError(ModelServiceError):
     code = "upstream_error"
 
 
+class UpstreamUnauthorized(UpstreamError):
+    """The model behind ModelService refuses the key it was given."""
+
+    status = 401
+    code = "upstream_unauthorized"
+
+
 class JournalError(ModelServiceError):
     """The journal cannot be used."""
 
@@ -254,3 +262,18 @@ class RunFailed(RolloutError):
     """Too many episodes ended in an infrastructure failure."""
 
     code = "run_failed"
+
+
+def error_for(code: str, message: str, *, param: str | None = None) -> ModelServiceError:
+    """The error that a `code` from the wire stands for; one nobody knows is a ModelServiceError."""
+    found = _by_code(ModelServiceError).get(code, ModelServiceError)
+    if issubclass(found, BadRequest):
+        return found(message, param=param)
+    return found(message)
+
+
+def _by_code(root: type[ModelServiceError]) -> dict[str, type[ModelServiceError]]:
+    known = {root.code: root}
+    for child in root.__subclasses__():
+        known.update(_by_code(child))
+    return known

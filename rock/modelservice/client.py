@@ -1,0 +1,232 @@
+"""Python clients of the control plane: `TrainerClient`, `AdminClient`, and their blocking twins.
+
+    async with TrainerClient(url, key) as trainer:
+        for lease in (await trainer.claim("worker-1", max_leases=8)).leases: ...
+
+Promises: an error reply is raised as the class of `rock.errors` with its code; a connection that
+cannot be made or breaks is tried again for `retry_seconds` (so a restart of the service passes
+unnoticed), then ServiceUnavailable. Everything that is retried is safe to repeat, except that a
+session may be created twice; the unused one expires.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from urllib.parse import quote
+
+import aiohttp
+import msgspec
+import tenacity
+from msgspec import Struct
+from yarl import URL
+
+from rock.errors import ModelServiceError, ServiceUnavailable, error_for
+from rock.modelservice import wire
+
+T = TypeVar("T")
+_BROKEN = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError)
+"""What a request over a dead or dying connection raises."""
+
+
+class ControlClient:
+    """One connection pool to one control plane. Use as `async with`."""
+
+    def __init__(self, url: str, key: str, *, retry_seconds: float = 30.0) -> None:
+        self._url = url.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {key}"}
+        self._retry_seconds = retry_seconds
+        self._http: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._http = aiohttp.ClientSession(
+            headers=self._headers, connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Idempotent."""
+        http, self._http = self._http, None
+        if http is not None:
+            await http.close()
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        reply: type[T],
+        body: Struct | None = None,
+        *,
+        wait_seconds: float = 0.0,
+    ) -> T:
+        """One request, its reply decoded as `reply`. The bound is `wait_seconds` and half a minute."""
+        data = None if body is None else msgspec.json.encode(body)
+        bound = aiohttp.ClientTimeout(total=wait_seconds + 30.0, connect=10.0)
+        async for attempt in tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type(_BROKEN),
+            wait=tenacity.wait_exponential_jitter(initial=0.05, max=1.0, jitter=0.05),
+            stop=tenacity.stop_after_delay(self._retry_seconds),
+            retry_error_callback=self._unreachable,
+        ):
+            with attempt:
+                status, raw = await self._once(method, path, data, bound)
+                return _decode(status, raw, reply)
+        raise ServiceUnavailable(f"{self._url}{path}: no attempt was made")
+
+    def _unreachable(self, state: tenacity.RetryCallState) -> Any:
+        cause = state.outcome.exception() if state.outcome else None
+        raise ServiceUnavailable(
+            f"ModelService at {self._url} does not answer ({type(cause).__name__}: {cause})"
+        ) from cause
+
+    async def _once(
+        self, method: str, path: str, data: bytes | None, bound: aiohttp.ClientTimeout
+    ) -> tuple[int, bytes]:
+        if self._http is None:
+            raise ServiceUnavailable("the client is closed; use it inside `async with`")
+        async with self._http.request(
+            method, URL(self._url + path, encoded=True), data=data, timeout=bound
+        ) as response:
+            return response.status, await response.read()
+
+
+def _decode(status: int, raw: bytes, reply: type[T]) -> T:
+    """The reply, or the error it stands for."""
+    if status < 400:
+        return msgspec.json.decode(raw, type=reply)
+    try:
+        error = msgspec.json.decode(raw, type=wire.ErrorReply).error
+    except msgspec.DecodeError:
+        raise ModelServiceError(f"HTTP {status} without an error body: {raw[:200]!r}") from None
+    raise error_for(error.code, error.message, param=error.param)
+
+
+class TrainerClient(ControlClient):
+    """The trainer API: claim calls, answer them, tell the policy version; claim finished groups."""
+
+    async def claim(
+        self,
+        worker_id: str,
+        *,
+        max_leases: int = 1,
+        lease_seconds: float = 60.0,
+        wait_seconds: float = 20.0,
+        policy_version: int | None = None,
+    ) -> wire.ClaimReply:
+        """Waits up to `wait_seconds` for the first call; no leases when none came."""
+        request = wire.ClaimRequest(
+            worker_id=worker_id,
+            max_leases=max_leases,
+            lease_seconds=lease_seconds,
+            wait_seconds=wait_seconds,
+            policy_version=policy_version,
+        )
+        return await self._call(
+            "POST", "/trainer/v1/claim", wire.ClaimReply, request, wait_seconds=wait_seconds
+        )
+
+    async def complete(self, completions: Sequence[wire.Completion]) -> list[wire.ItemResult]:
+        """Answer leases; look at each item's `error` (late: `lease_lost`)."""
+        body = wire.CompleteRequest(completions=list(completions))
+        return (await self._call("POST", "/trainer/v1/complete", wire.BatchReply, body)).results
+
+    async def renew(
+        self, lease_ids: Sequence[str], *, lease_seconds: float = 60.0
+    ) -> list[wire.ItemResult]:
+        """Keep leases; an item with an error is over, and sampling for it can stop."""
+        body = wire.RenewRequest(lease_ids=list(lease_ids), lease_seconds=lease_seconds)
+        return (await self._call("POST", "/trainer/v1/renew", wire.BatchReply, body)).results
+
+    async def release(self, lease_ids: Sequence[str]) -> list[wire.ItemResult]:
+        """Give calls back unanswered, to the head of the queue."""
+        body = wire.ReleaseRequest(lease_ids=list(lease_ids))
+        return (await self._call("POST", "/trainer/v1/release", wire.BatchReply, body)).results
+
+    async def fail(self, failures: Sequence[wire.Failure]) -> list[wire.ItemResult]:
+        """End calls without an answer; the agent gets the error."""
+        body = wire.FailRequest(failures=list(failures))
+        return (await self._call("POST", "/trainer/v1/fail", wire.BatchReply, body)).results
+
+    async def policy(
+        self,
+        *,
+        version: int | None = None,
+        state: wire.PolicyState | None = None,
+        mode: wire.PauseMode = "hold",
+    ) -> wire.PolicyStatus:
+        body = wire.PolicyUpdate(version=version, state=state, mode=mode)
+        return await self._call("POST", "/trainer/v1/policy", wire.PolicyStatus, body)
+
+    async def stats(self) -> wire.Stats:
+        return await self._call("GET", "/trainer/v1/stats", wire.Stats)
+
+    async def claim_rollouts(
+        self,
+        worker_id: str,
+        *,
+        max_groups: int = 1,
+        lease_seconds: float = 300.0,
+        wait_seconds: float = 20.0,
+    ) -> list[wire.ClaimedGroup]:
+        """Complete groups of episodes; those not acknowledged in time are handed out again."""
+        body = wire.RolloutClaimRequest(
+            worker_id=worker_id,
+            max_groups=max_groups,
+            lease_seconds=lease_seconds,
+            wait_seconds=wait_seconds,
+        )
+        path = "/trainer/v1/rollouts/claim"
+        reply = await self._call(
+            "POST", path, wire.RolloutClaimReply, body, wait_seconds=wait_seconds
+        )
+        return reply.groups
+
+    async def ack_rollouts(self, lease_ids: Sequence[str]) -> list[wire.ItemResult]:
+        body = wire.RolloutAckRequest(lease_ids=list(lease_ids))
+        path = "/trainer/v1/rollouts/ack"
+        return (await self._call("POST", path, wire.BatchReply, body)).results
+
+
+class AdminClient(ControlClient):
+    """The admin API, for harnesses: sessions, trajectories, groups."""
+
+    async def create_session(self, spec: wire.SessionSpec | None = None) -> wire.SessionCreated:
+        body = spec or wire.SessionSpec()
+        return await self._call("POST", "/admin/v1/sessions", wire.SessionCreated, body)
+
+    async def close_session(
+        self, session_id: str, reason: wire.CloseReason = "finished"
+    ) -> wire.SessionInfo:
+        """Idempotent; what is still waiting in the session ends with `session_closed`."""
+        path = f"/admin/v1/sessions/{quote(session_id, safe='')}/close"
+        return await self._call("POST", path, wire.SessionInfo, wire.SessionClose(reason=reason))
+
+    async def session(self, session_id: str) -> wire.SessionInfo:
+        return await self._call(
+            "GET", f"/admin/v1/sessions/{quote(session_id, safe='')}", wire.SessionInfo
+        )
+
+    async def trajectory(self, session_id: str) -> wire.Trajectory:
+        path = f"/admin/v1/sessions/{quote(session_id, safe='')}/trajectory"
+        return await self._call("GET", path, wire.Trajectory, wait_seconds=60.0)
+
+    async def publish_group(self, group: wire.Group) -> wire.PublishReply:
+        """Idempotent by `group_id`."""
+        return await self._call("POST", "/admin/v1/groups", wire.PublishReply, group)
+
+    async def group_status(self, group_id: str) -> wire.GroupStatus:
+        return await self._call(
+            "GET", f"/admin/v1/groups/{quote(group_id, safe='')}", wire.GroupStatus
+        )
+
+    async def health(self) -> wire.Health:
+        return await self._call("GET", "/admin/v1/health", wire.Health)

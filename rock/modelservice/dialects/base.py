@@ -1,0 +1,128 @@
+"""What a dialect is: one class that turns a request into a canonical call and an answer into bytes.
+
+A dialect knows neither the HTTP server nor who answers. Adding one is a file beside `chat.py` and a
+line in the registry. Life of one request:
+
+    parse(body, headers) -> Parsed     the canonical request, and a Renderer that remembers only
+                                       what the reply needs (the request itself is let go)
+    renderer.reply(answer) -> bytes    for a plain reply, or
+    renderer.stream(call_id)           an encoder for a streamed one: keepalive()*, then answer(),
+                                       or error() if the call ends badly after the first byte
+    error(exc) -> ErrorReply           when the status is still free
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+from msgspec import Raw
+
+from rock.config import kind_of
+from rock.errors import BadRequest, RockError
+from rock.modelservice.answer import Answer
+from rock.modelservice.wire import CanonicalRequest
+
+Headers = Mapping[str, str]
+"""Header values by name; look-ups ignore case."""
+T = TypeVar("T")
+
+
+class StreamEncoder(Protocol):
+    """Writes one reply as events. Frames are whole; the first may also be a keep-alive."""
+
+    def keepalive(self) -> bytes:
+        """A data event that says nothing: comments do not reset the timers of several clients."""
+        ...
+
+    def answer(self, answer: Answer) -> Iterator[bytes]:
+        """Everything still to be said, the closing frames included."""
+        ...
+
+    def error(self, exc: RockError) -> bytes:
+        """The last frame of a stream that cannot be finished."""
+        ...
+
+
+class Renderer(Protocol):
+    """How the answer to one request is written."""
+
+    def reply(self, answer: Answer) -> bytes: ...
+
+    def stream(self, call_id: str) -> StreamEncoder: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    request: CanonicalRequest
+    stream: bool
+    renderer: Renderer
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReply:
+    status: int
+    body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+class Dialect(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def routes(self) -> tuple[str, ...]:
+        """Paths below `/v1` that take a POST of this dialect."""
+        ...
+
+    def parse(self, body: bytes, headers: Headers) -> Parsed:
+        """Raises BadRequest naming the field, what was given and what was expected."""
+        ...
+
+    def error(self, exc: RockError) -> ErrorReply: ...
+
+
+def fields_of(body: bytes) -> dict[str, Raw]:
+    """The top-level fields of a JSON object, each still as sent. Raises BadRequest."""
+    try:
+        body.decode("utf-8")  # skipped values are not checked by the decoder
+        return msgspec.json.decode(body, type=dict[str, Raw])
+    except UnicodeDecodeError as exc:
+        raise BadRequest(f"the body is not UTF-8: bad byte at {exc.start}") from exc
+    except msgspec.ValidationError as exc:
+        raise BadRequest(f"the body must be a JSON object, got {kind_of_json(body)}") from exc
+    except msgspec.DecodeError as exc:
+        what = "is empty" if not body.strip() else f"is not valid JSON: {exc}"
+        raise BadRequest(f"the body {what}") from exc
+    except RecursionError as exc:
+        raise BadRequest("the body is nested too deeply") from exc
+
+
+def take(fields: dict[str, Raw], name: str, kind: type[T] | Any, expected: str) -> Any:
+    """Remove `name` and decode it as `kind`; null and absent are None. Raises BadRequest."""
+    raw = fields.pop(name, None)
+    if raw is None:
+        return None
+    try:
+        return msgspec.json.decode(raw, type=kind | None)
+    except (msgspec.DecodeError, RecursionError) as exc:
+        raise wrong(name, raw, expected) from exc
+
+
+def wrong(name: str, raw: Raw | bytes, expected: str) -> BadRequest:
+    return BadRequest(f"{name}: expected {expected}, got {kind_of_json(bytes(raw))}", param=name)
+
+
+def kind_of_json(raw: bytes) -> str:
+    """What a JSON text is, for an error message: scalars are shown when short."""
+    head = raw.lstrip()[:1]
+    if head == b"{":
+        return "an object"
+    if head == b"[":
+        return "an array"
+    try:
+        return kind_of(msgspec.json.decode(raw))
+    except msgspec.DecodeError:
+        return "a malformed value"

@@ -1,0 +1,328 @@
+"""OpenAI chat completions: `POST /v1/chat/completions`, plain and streamed.
+
+Messages, tools and everything this file does not need stay the bytes that were sent. What clients
+are known to need is kept: `index` and `finish_reason` always, `usage` true or absent, tool calls
+streamed as id and name first and arguments after, `[DONE]` at the end, errors as
+`{"error": {message, type, param, code}}`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from rock.errors import BadRequest, CallFailed, QueueFull, RockError, ServiceUnavailable
+from rock.modelservice import sse, tokens
+from rock.modelservice.answer import Answer, AnswerChoice
+from rock.modelservice.dialects.base import (
+    ErrorReply,
+    Headers,
+    Parsed,
+    fields_of,
+    take,
+    wrong,
+)
+from rock.modelservice.wire import CanonicalRequest, ToolCall, Usage
+
+MAX_CHOICES = 128
+MAX_RETRY_AFTER_SECONDS = 30
+"""One client gives up on a longer one."""
+Object = dict[str, Any]
+
+
+def epoch_seconds() -> float:
+    return datetime.now(UTC).timestamp()
+
+
+class ChatDialect:
+    name = "chat"
+    routes = ("/chat/completions",)
+
+    def __init__(self, now: Callable[[], float] = epoch_seconds) -> None:
+        self._now = now
+
+    def parse(self, body: bytes, headers: Headers) -> Parsed:
+        del headers  # this dialect says everything in the body
+        fields = fields_of(body)
+        stream = bool(take(fields, "stream", bool, "true or false"))
+        options: dict[str, Raw] = take(fields, "stream_options", dict[str, Raw], "an object") or {}
+        include_usage = take(options, "include_usage", bool, "true or false")
+        request = _canonical(fields)
+        renderer = ChatRenderer(
+            model=request.model,
+            now=self._now,
+            include_usage=bool(include_usage),
+            logprobs=bool(_peek(request, "logprobs", bool, "true or false")),
+            token_ids=bool(_peek(request, "return_token_ids", bool, "true or false")),
+        )
+        return Parsed(request, stream, renderer)
+
+    def error(self, exc: RockError) -> ErrorReply:
+        headers: dict[str, str] = {}
+        if isinstance(exc, QueueFull):
+            seconds = max(1, min(MAX_RETRY_AFTER_SECONDS, math.ceil(exc.retry_after_seconds)))
+            headers["Retry-After"] = str(seconds)
+        elif isinstance(exc, ServiceUnavailable):
+            headers["Retry-After"] = "1"
+        elif isinstance(exc, CallFailed):
+            # The call was ended on purpose; an automatic retry would only sample it again.
+            headers["x-should-retry"] = "false"
+        return ErrorReply(exc.status, error_body(exc), headers)
+
+
+def _canonical(fields: dict[str, Raw]) -> CanonicalRequest:
+    """Take every field that has a place in the canonical request; the rest becomes `extra`."""
+    model = take(fields, "model", str, "a string: the model's name")
+    if model is None:
+        raise BadRequest("model: missing; expected a string: the model's name", param="model")
+    messages = _messages(fields)
+    limit = take(fields, "max_completion_tokens", int, "an integer of at least 1")
+    older = take(fields, "max_tokens", int, "an integer of at least 1")
+    choices = take(fields, "n", int, f"an integer from 1 to {MAX_CHOICES}")
+    request = CanonicalRequest(
+        model=model,
+        messages=messages,
+        tools=_objects(fields, "tools"),
+        tool_choice=_kind(fields, "tool_choice", b'"{', "a string or an object"),
+        parallel_tool_calls=take(fields, "parallel_tool_calls", bool, "true or false"),
+        response_format=_kind(fields, "response_format", b"{", "an object"),
+        temperature=take(fields, "temperature", float, "a number"),
+        top_p=take(fields, "top_p", float, "a number"),
+        max_tokens=older if limit is None else limit,
+        stop=_stop(fields),
+        seed=take(fields, "seed", int, "an integer"),
+        n=1 if choices is None else choices,
+        presence_penalty=take(fields, "presence_penalty", float, "a number"),
+        frequency_penalty=take(fields, "frequency_penalty", float, "a number"),
+        reasoning_effort=take(fields, "reasoning_effort", str, "a string"),
+        extra={name: Raw(bytes(raw)) for name, raw in fields.items()},
+    )
+    _within("n", request.n, 1, MAX_CHOICES)
+    _within("max_tokens", request.max_tokens, 1, 2**31 - 1)
+    _within("temperature", request.temperature, 0.0, 100.0)
+    _within("top_p", request.top_p, 0.0, 1.0)
+    return request
+
+
+def _within(name: str, value: float | None, low: float, high: float) -> None:
+    if value is not None and not low <= value <= high:
+        raise BadRequest(f"{name}: expected a number from {low} to {high}, got {value}", param=name)
+
+
+class _Head(Struct):
+    role: str
+
+
+def _messages(fields: dict[str, Raw]) -> list[Raw]:
+    expected = "a list of messages"
+    messages = take(fields, "messages", list[Raw], expected)
+    if not messages:
+        given = "missing" if messages is None else "empty"
+        raise BadRequest(f"messages: {given}; expected {expected}", param="messages")
+    for index, message in enumerate(messages):
+        try:
+            msgspec.json.decode(message, type=_Head)
+        except (msgspec.DecodeError, RecursionError) as exc:
+            name = f"messages[{index}]"
+            raise wrong(name, message, 'an object with a "role" string') from exc
+    return [Raw(bytes(message)) for message in messages]
+
+
+def _objects(fields: dict[str, Raw], name: str) -> list[Raw] | None:
+    items: list[Raw] | None = take(fields, name, list[Raw], "a list of objects")
+    for index, item in enumerate(items or ()):
+        if bytes(item)[:1] != b"{":
+            raise wrong(f"{name}[{index}]", item, "an object")
+    return [Raw(bytes(item)) for item in items] if items else None
+
+
+def _kind(fields: dict[str, Raw], name: str, heads: bytes, expected: str) -> Raw | None:
+    """A field that is passed on as sent, if it is null or begins with one of `heads`."""
+    raw = bytes(fields.pop(name, b"null"))
+    if raw == b"null":
+        return None
+    if raw[:1] not in [bytes([head]) for head in heads]:
+        raise wrong(name, raw, expected)
+    return Raw(raw)
+
+
+def _stop(fields: dict[str, Raw]) -> list[str] | None:
+    stop: str | list[str] | None = take(
+        fields, "stop", str | list[str], "a string or a list of strings"
+    )
+    return [stop] if isinstance(stop, str) else (stop or None)
+
+
+def _peek(request: CanonicalRequest, name: str, kind: type[Any], expected: str) -> Any:
+    """Read a field that stays in `extra`, because whoever answers wants to see it too."""
+    raw = request.extra.get(name)
+    return None if raw is None else take({name: raw}, name, kind, expected)
+
+
+class ChatRenderer(Struct, frozen=True):
+    """Writes answers to one request, in both forms."""
+
+    model: str
+    now: Callable[[], float]
+    include_usage: bool
+    logprobs: bool
+    token_ids: bool
+
+    def reply(self, answer: Answer) -> bytes:
+        body: Object = {
+            "id": completion_id(answer.call_id),
+            "object": "chat.completion",
+            "created": int(self.now()),
+            "model": self.model,
+            "choices": [self._choice(*item) for item in enumerate(answer.choices)],
+        }
+        if answer.usage is not None:
+            body["usage"] = usage_body(answer.usage)
+        body.update(self.prompt(answer))
+        return msgspec.json.encode(body)
+
+    def stream(self, call_id: str) -> ChatStream:
+        return ChatStream(self, completion_id(call_id))
+
+    def _choice(self, index: int, choice: AnswerChoice) -> Object:
+        message: Object = {"role": "assistant", "content": choice.message.content}
+        if choice.message.reasoning_content is not None:
+            message["reasoning_content"] = choice.message.reasoning_content
+        if choice.message.tool_calls:
+            message["tool_calls"] = [_tool_call(call) for call in choice.message.tool_calls]
+        return {
+            "index": index,
+            "message": message,
+            "finish_reason": finish_reason(choice),
+            **self.tokens(choice),
+        }
+
+    def prompt(self, answer: Answer) -> Object:
+        """The prompt's ids, for a client that asked and while they are known."""
+        if not self.token_ids or answer.packed_prompt_ids is None:
+            return {}
+        return {"prompt_token_ids": tokens.unpack_ids(answer.packed_prompt_ids)}
+
+    def tokens(self, choice: AnswerChoice) -> Object:
+        """What the client asked to see of the tokens, if the worker gave them."""
+        seen: Object = {}
+        if self.logprobs:
+            seen["logprobs"] = _logprobs(choice)
+        if self.token_ids and choice.token_ids is not None:
+            seen["token_ids"] = choice.token_ids
+        return seen
+
+
+class ChatStream:
+    """One streamed reply. A whole answer becomes the events of a model that spoke quickly."""
+
+    def __init__(self, renderer: ChatRenderer, completion: str) -> None:
+        self._renderer = renderer
+        self._head: Object = {
+            "id": completion,
+            "object": "chat.completion.chunk",
+            "created": int(renderer.now()),
+            "model": renderer.model,
+        }
+
+    def keepalive(self) -> bytes:
+        return self._chunk(0, {})
+
+    def answer(self, answer: Answer) -> Iterator[bytes]:
+        self._head.update(self._renderer.prompt(answer))
+        for index, choice in enumerate(answer.choices):
+            yield from self._deltas(index, choice)
+            self._head.pop("prompt_token_ids", None)
+        if self._renderer.include_usage and answer.usage is not None:
+            usage = usage_body(answer.usage)
+            yield sse.encode(msgspec.json.encode({**self._head, "choices": [], "usage": usage}))
+        yield sse.DONE
+
+    def error(self, exc: RockError) -> bytes:
+        return sse.encode(error_body(exc))
+
+    def _deltas(self, index: int, choice: AnswerChoice) -> Iterator[bytes]:
+        message = choice.message
+        yield self._chunk(
+            index, {"role": "assistant", "content": None if message.tool_calls else ""}
+        )
+        if message.reasoning_content:
+            yield self._chunk(index, {"reasoning_content": message.reasoning_content})
+        if message.content:
+            yield self._chunk(index, {"content": message.content})
+        for place, call in enumerate(message.tool_calls or ()):
+            opened = _tool_call(call)
+            opened["function"] = {"name": call.function.name, "arguments": ""}
+            yield self._chunk(index, {"tool_calls": [{"index": place, **opened}]})
+            arguments = {"index": place, "function": {"arguments": call.function.arguments}}
+            yield self._chunk(index, {"tool_calls": [arguments]})
+        yield self._chunk(index, {}, finish_reason(choice), self._renderer.tokens(choice))
+
+    def _chunk(
+        self, index: int, delta: Object, finish: str | None = None, tokens: Object | None = None
+    ) -> bytes:
+        choice = {"index": index, "delta": delta, "finish_reason": finish, **(tokens or {})}
+        chunk: Object = {**self._head, "choices": [choice]}
+        if self._renderer.include_usage:
+            chunk["usage"] = None
+        return sse.encode(msgspec.json.encode(chunk))
+
+
+def completion_id(call_id: str) -> str:
+    return f"chatcmpl-{call_id}"
+
+
+def finish_reason(choice: AnswerChoice) -> str:
+    """Clients run tools only on `tool_calls`, which workers that match end tokens do not know."""
+    if choice.finish_reason == "stop" and choice.message.tool_calls:
+        return "tool_calls"
+    return choice.finish_reason
+
+
+def usage_body(usage: Usage) -> Object:
+    body: Object = {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+    if usage.cached_tokens is not None:
+        body["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
+    return body
+
+
+def _tool_call(call: ToolCall) -> Object:
+    function = {"name": call.function.name, "arguments": call.function.arguments}
+    return {"id": call.id, "type": call.type, "function": function}
+
+
+def _logprobs(choice: AnswerChoice) -> Object | None:
+    """Token texts are unknown here, so each token is named by its id, as inference engines do."""
+    if (ids := choice.token_ids) is None or (values := choice.logprobs) is None:
+        return None
+    pairs = zip(ids, values, strict=True)
+    return {
+        "content": [
+            {"token": f"token_id:{token}", "logprob": value, "bytes": None, "top_logprobs": []}
+            for token, value in pairs
+        ]
+    }
+
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+
+
+def error_body(exc: RockError) -> bytes:
+    kind = _TYPES.get(exc.status, "invalid_request_error" if exc.status < 500 else "server_error")
+    param = exc.param if isinstance(exc, BadRequest) else None
+    error = {"message": exc.message, "type": kind, "param": param, "code": exc.code}
+    return msgspec.json.encode({"error": error})

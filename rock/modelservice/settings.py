@@ -1,0 +1,59 @@
+"""What a person can set on one ModelService; units are in the names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from rock.config import Strict
+
+ClaimOrder = Literal["round_robin", "fifo", "oldest_session", "priority"]
+SyncLevel = Literal["process", "disk"]
+
+
+class ServiceConfig(Strict):
+    """Settings of one service process. Two processes never share a `state_dir`."""
+
+    state_dir: Path = Field(
+        description="Journal, keys and sockets; made with mode 0700 if missing."
+    )
+    agent_host: str = "127.0.0.1"
+    agent_port: int = Field(0, ge=0, le=65535, description="0 picks a free port.")
+    control_host: str = "127.0.0.1"
+    control_port: int = Field(0, ge=0, le=65535, description="0 picks a free port.")
+
+    max_queued: int = Field(20_000, ge=1, description="Calls waiting for a worker; over it, 429.")
+    max_parked: int = Field(20_000, ge=1, description="Calls waiting for an answer; over it, 429.")
+    max_body_bytes: int = Field(64 * 1024 * 1024, ge=1024)
+    max_deliveries: int = Field(
+        5, ge=1, description="Hand-outs of one call that may be lost before the call fails."
+    )
+    max_lease_seconds: float = Field(3600.0, gt=0, description="Longer leases are cut to this.")
+    max_wait_seconds: float = Field(60.0, gt=0, description="Longer long-polls are cut to this.")
+    call_deadline_seconds: float = Field(
+        3600.0,
+        gt=0,
+        description="An unanswered call fails after this, unless its session says other.",
+    )
+    cancel_grace_seconds: float = Field(
+        10.0, ge=0, description="How long a call outlives its agent's connection."
+    )
+    restart_grace_seconds: float = Field(
+        60.0, ge=0, description="The same for calls that a restarted service found in its journal."
+    )
+    stream_grace_seconds: float = Field(
+        2.0, ge=0, description="How long a streaming reply waits for an early answer or refusal."
+    )
+    keepalive_seconds: float = Field(
+        10.0, gt=0, le=15.0, description="Pause between keep-alive events of a waiting stream."
+    )
+    order: ClaimOrder = Field("round_robin", description="Which waiting call is handed out next.")
+    sync: SyncLevel = Field(
+        "process",
+        description="`process`: acknowledged data survives kill -9; `disk`: a power failure too.",
+    )
+    max_staleness: int | None = Field(
+        None, ge=0, description="Policy versions a session may span; over it, it closes as `stale`."
+    )

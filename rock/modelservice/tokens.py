@@ -1,0 +1,76 @@
+"""Token ids and log-probabilities: packing and checking. int32 and float32, in machine order.
+
+A Python list costs some 36 bytes per token, a packed array 4. Checks are all or nothing: an answer
+whose tokens are not exactly right gets a reason, and is never patched.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+
+_INT32_MAX = 2**31 - 1
+_LOWEST = -1e30
+"""Far below any real log-probability, safely inside float32."""
+
+
+def pack_ids(ids: Sequence[int]) -> bytes:
+    """Raises `OverflowError` for an id outside int32: check first."""
+    return array("i", ids).tobytes()
+
+
+def unpack_ids(packed: bytes) -> list[int]:
+    return array("i", packed).tolist()
+
+
+def pack_logprobs(logprobs: Sequence[float]) -> bytes:
+    return array("f", logprobs).tobytes()
+
+
+def unpack_logprobs(packed: bytes) -> list[float]:
+    return array("f", packed).tolist()
+
+
+def count(packed: bytes) -> int:
+    """How many ids or log-probabilities are packed."""
+    return len(packed) // 4
+
+
+def reason_against_prompt(ids: Sequence[int] | None) -> str | None:
+    """Why these cannot be a prompt's ids; None if they can."""
+    if ids is None:
+        return "no prompt_token_ids"
+    if not ids:
+        return "empty prompt_token_ids"
+    return _reason_against_ids(ids, "prompt_token_ids")
+
+
+def reason_against_sample(
+    ids: Sequence[int] | None, logprobs: Sequence[float] | None
+) -> str | None:
+    """Why a sampled answer cannot be trained on; None if it can."""
+    if ids is None:
+        return "no token_ids"
+    if logprobs is None:
+        return "no logprobs"
+    if not ids:
+        return "empty token_ids"
+    if len(ids) != len(logprobs):
+        return f"{len(ids)} token_ids but {len(logprobs)} logprobs"
+    return _reason_against_ids(ids, "token_ids") or _reason_against_logprobs(logprobs)
+
+
+def _reason_against_ids(ids: Sequence[int], name: str) -> str | None:
+    if min(ids) < 0 or max(ids) > _INT32_MAX:
+        return f"{name} outside 0..{_INT32_MAX}"
+    return None
+
+
+def _reason_against_logprobs(logprobs: Sequence[float]) -> str | None:
+    # One pass in C for the good case: a NaN or an infinity makes the sum not finite.
+    if not math.isfinite(sum(logprobs)) or min(logprobs) < _LOWEST:
+        return "logprobs that are not finite"
+    if max(logprobs) > 0:
+        return "logprobs above 0"
+    return None

@@ -1,0 +1,130 @@
+"""From what was seen to one class: did the agent end by itself, and if not, whose doing was it?
+
+Pure rules, in this order; the first that applies decides.
+
+1. The session closed as stale.
+2. A call ended without reaching the agent, and the agent did not get the same answer later: the
+   infrastructure's cause wins, whatever the agent's exit code says.
+3. The agent asked for more than its limits allow.
+4. How the agent's process ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rock.rollout.outcome import OutcomeClass
+from rock.sandbox.base import ExecResult, ExecStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallSeen:
+    """One call of the session: its final state, and what tells repetitions of it apart."""
+
+    state: str
+    digest: str
+    error: str | None = None
+    """`code` or `code: message` of a failed call."""
+
+    @property
+    def code(self) -> str:
+        return (self.error or "").partition(":")[0].strip()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSeen:
+    """The session as it was when the agent had ended."""
+
+    close_reason: str | None
+    calls: Sequence[CallSeen]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """How the agent's part ended. `cls` is None when it ended by itself and may be graded."""
+
+    cls: OutcomeClass | None
+    detail: str = ""
+
+
+ANSWERED_STATES = frozenset({"answered", "delivered"})
+UNAUTHORIZED_CODES = frozenset({"invalid_api_key", "upstream_unauthorized", "authentication_error"})
+POLICY_CODES = frozenset({"context_length_exceeded", "session_closed", "invalid_request"})
+"""Failures that the agent or its limits brought about."""
+
+_BY_STATUS = {
+    ExecStatus.SIGNALED: OutcomeClass.AGENT_SIGNALED,
+    ExecStatus.TIMED_OUT: OutcomeClass.AGENT_TIMEOUT,
+    ExecStatus.OOM_KILLED: OutcomeClass.OOM,
+    ExecStatus.OUTPUT_LIMIT: OutcomeClass.AGENT_OUTPUT_LIMIT,
+    ExecStatus.SANDBOX_DIED: OutcomeClass.SANDBOX_DIED,
+}
+
+
+def judge_agent(end: ExecResult, session: SessionSeen, *, requires_model: bool) -> Verdict:
+    """The one class that the agent's part of an episode earned."""
+    if session.close_reason == "stale":
+        return Verdict(cls=OutcomeClass.STALE, detail="the session closed as stale")
+    if end.status is ExecStatus.SANDBOX_DIED:
+        return Verdict(cls=OutcomeClass.SANDBOX_DIED, detail="the sandbox died under the agent")
+    return (
+        _judge_calls(end, session) or _judge_limits(end, session, requires_model) or _judge_end(end)
+    )
+
+
+def _judge_calls(end: ExecResult, session: SessionSeen) -> Verdict | None:
+    calls = session.calls
+    answered = {call.digest for call in calls if call.state in ANSWERED_STATES}
+    killed_by_us = end.status in (ExecStatus.TIMED_OUT, ExecStatus.OUTPUT_LIMIT)
+    for number, call in enumerate(calls, 1):
+        if call.digest in answered or call.code in POLICY_CODES:
+            continue
+        if call.state == "failed":
+            unauthorized = call.code in UNAUTHORIZED_CODES
+            cls = OutcomeClass.MODEL_UNAUTHORIZED if unauthorized else OutcomeClass.MODEL_FAILED
+            return Verdict(
+                cls=cls, detail=f"call {number} failed: {call.error or 'no reason given'}"
+            )
+        if call.state == "undelivered" and not killed_by_us:
+            return Verdict(
+                cls=OutcomeClass.UNDELIVERABLE_CALL,
+                detail=f"the answer to call {number} never reached the agent",
+            )
+    if calls and not answered and not any(call.code in POLICY_CODES for call in calls):
+        return Verdict(cls=OutcomeClass.MODEL_FAILED, detail="no call was answered")
+    return None
+
+
+def _judge_limits(end: ExecResult, session: SessionSeen, requires_model: bool) -> Verdict | None:
+    if session.close_reason == "limit":
+        return Verdict(cls=OutcomeClass.TURN_LIMIT, detail="the session's limit was reached")
+    if session.calls and session.calls[-1].code == "context_length_exceeded":
+        return Verdict(cls=OutcomeClass.CONTEXT_LIMIT, detail="the last prompt did not fit")
+    if requires_model and not session.calls:
+        return Verdict(cls=OutcomeClass.NO_MODEL_CALL, detail=f"the agent {describe(end)}")
+    return None
+
+
+def _judge_end(end: ExecResult) -> Verdict:
+    if end.ok:
+        return Verdict(cls=None)
+    cls = _BY_STATUS.get(end.status, OutcomeClass.AGENT_NONZERO_EXIT)
+    return Verdict(cls=cls, detail=f"the agent {describe(end)}")
+
+
+def describe(end: ExecResult) -> str:
+    """How a command ended, as the rest of a sentence."""
+    match end.status:
+        case ExecStatus.EXITED:
+            return f"exited with code {end.exit_code}"
+        case ExecStatus.SIGNALED:
+            return f"was ended by signal {end.signal}"
+        case ExecStatus.TIMED_OUT:
+            return f"was stopped after {end.duration_seconds:.1f} s"
+        case ExecStatus.OOM_KILLED:
+            return "ran out of memory"
+        case ExecStatus.OUTPUT_LIMIT:
+            return f"was stopped after {end.stdout_bytes + end.stderr_bytes} bytes of output"
+        case ExecStatus.SANDBOX_DIED:
+            return "lost its sandbox"

@@ -1,0 +1,236 @@
+"""The figures of a run: a pure function from final records to numbers that say how many of what.
+
+An episode is *valid* when its outcome is in the denominator. Means, pass@k and intervals are over
+valid episodes only, and coverage (valid / total) stands beside them.
+
+- The interval of a mean reward is 95 %: Wilson's score interval when every reward is 0 or 1, else
+  the percentile bootstrap (2,000 resamples, fixed seed). `method` says which.
+- pass@k is the unbiased estimate 1 - C(n-c, k) / C(n, k), averaged over the tasks that have at
+  least k valid episodes; `tasks` says how many those are.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
+
+import msgspec
+
+from rock.rollout.record import Record
+
+Z_95 = 1.959963984540054
+RESAMPLES = 2000
+
+
+class Interval(msgspec.Struct, frozen=True, kw_only=True):
+    """A 95 % interval and how it was made."""
+
+    low: float
+    high: float
+    method: Literal["wilson", "bootstrap"]
+
+
+class PassAtK(msgspec.Struct, frozen=True, kw_only=True):
+    """pass@k over the `tasks` tasks that have at least `k` valid episodes."""
+
+    k: int
+    value: float
+    tasks: int
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of one task or of the whole run. Null is unknown."""
+
+    name: str
+    episodes: int
+    valid: int
+    solved: int
+    mean_reward: float | None
+    interval: Interval | None
+    turns_mean: float | None
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    cost_usd: float | None
+    seconds_p50: float | None
+    seconds_p95: float | None
+    classes: dict[str, int]
+
+    @property
+    def coverage(self) -> float:
+        return self.valid / self.episodes if self.episodes else 0.0
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """A run in figures."""
+
+    tasks: list[Summary]
+    total: Summary
+    pass_at_k: list[PassAtK]
+    infra_failed: int
+    """Episodes whose last attempt ended in an infrastructure failure."""
+
+
+def report(records: Sequence[Record]) -> Report:
+    """The figures of the final records of a run, tasks in their order of appearance."""
+    by_task: dict[str, list[Record]] = {}
+    for record in records:
+        by_task.setdefault(record.task_id, []).append(record)
+    return Report(
+        tasks=[summarise(name, rows) for name, rows in by_task.items()],
+        total=summarise("total", records),
+        pass_at_k=_pass_at_ks(list(by_task.values())),
+        infra_failed=sum(record.outcome.cause == "infra" for record in records),
+    )
+
+
+def summarise(name: str, records: Sequence[Record]) -> Summary:
+    """The figures of some records."""
+    valid = [record for record in records if record.outcome.in_denominator]
+    rewards = [r.outcome.reward for r in valid if r.outcome.reward is not None]
+    seconds = sorted(record.seconds for record in records)
+    usages = [record.usage for record in records]
+    return Summary(
+        name=name,
+        episodes=len(records),
+        valid=len(valid),
+        solved=sum(record.outcome.solved for record in valid),
+        mean_reward=math.fsum(rewards) / len(rewards) if rewards else None,
+        interval=interval(rewards),
+        turns_mean=sum(u.turns for u in usages) / len(usages) if usages else None,
+        prompt_tokens=_known_sum(u.prompt_tokens for u in usages if u.turns),
+        completion_tokens=_known_sum(u.completion_tokens for u in usages if u.turns),
+        cost_usd=_known_cost([u.cost_usd for u in usages if u.turns]),
+        seconds_p50=percentile(seconds, 0.50),
+        seconds_p95=percentile(seconds, 0.95),
+        classes=dict(sorted(Counter(r.outcome.cls.value for r in records).items())),
+    )
+
+
+def interval(rewards: Sequence[float]) -> Interval | None:
+    """The 95 % interval of the mean, None without rewards."""
+    if not rewards:
+        return None
+    if all(reward in (0.0, 1.0) for reward in rewards):
+        low, high = wilson(sum(reward == 1.0 for reward in rewards), len(rewards))
+        return Interval(low=low, high=high, method="wilson")
+    low, high = bootstrap(rewards)
+    return Interval(low=low, high=high, method="bootstrap")
+
+
+def wilson(successes: int, trials: int) -> tuple[float, float]:
+    """Wilson's 95 % score interval of a proportion."""
+    share = successes / trials
+    scale = 1 + Z_95**2 / trials
+    centre = (share + Z_95**2 / (2 * trials)) / scale
+    spread = Z_95 * math.sqrt(share * (1 - share) / trials + Z_95**2 / (4 * trials**2)) / scale
+    return max(0.0, centre - spread), min(1.0, centre + spread)
+
+
+def bootstrap(values: Sequence[float]) -> tuple[float, float]:
+    """The percentile bootstrap's 95 % interval of the mean; the same values give the same result."""
+    source = random.Random(0)
+    count = len(values)
+    means = sorted(math.fsum(source.choices(values, k=count)) / count for _ in range(RESAMPLES))
+    return means[int(0.025 * RESAMPLES)], means[int(0.975 * RESAMPLES) - 1]
+
+
+def pass_at_k(valid: int, solved: int, k: int) -> float:
+    """The chance that at least one of `k` of the `valid` episodes, drawn at random, is solved."""
+    if not 0 <= solved <= valid or not 1 <= k <= valid:
+        raise ValueError(
+            f"expected 0 <= solved <= valid and 1 <= k <= valid: {solved=} {valid=} {k=}"
+        )
+    return 1.0 - math.comb(valid - solved, k) / math.comb(valid, k)
+
+
+def _pass_at_ks(groups: Sequence[Sequence[Record]]) -> list[PassAtK]:
+    counts = [
+        (
+            sum(record.outcome.in_denominator for record in rows),
+            sum(record.outcome.in_denominator and record.outcome.solved for record in rows),
+        )
+        for rows in groups
+    ]
+    largest = max((valid for valid, _ in counts), default=0)
+    result: list[PassAtK] = []
+    k = 1
+    while k <= largest:
+        values = [pass_at_k(valid, solved, k) for valid, solved in counts if valid >= k]
+        result.append(PassAtK(k=k, value=math.fsum(values) / len(values), tasks=len(values)))
+        k *= 2
+    return result
+
+
+def percentile(ordered: Sequence[float], share: float) -> float | None:
+    """The nearest-rank percentile of ascending values, None without values."""
+    if not ordered:
+        return None
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def _known_sum(values: Iterable[int | None]) -> int | None:
+    listed = list(values)
+    known = [value for value in listed if value is not None]
+    return sum(known) if len(known) == len(listed) else None
+
+
+def _known_cost(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return math.fsum(known) if known and len(known) == len(values) else None
+
+
+COLUMNS: Sequence[tuple[str, Callable[[Summary], str]]] = (
+    ("task", lambda s: s.name),
+    ("episodes", lambda s: str(s.episodes)),
+    ("valid", lambda s: f"{s.valid}/{s.episodes}"),
+    ("solved", lambda s: str(s.solved)),
+    ("mean reward", lambda s: _number(s.mean_reward, 3)),
+    ("95 %", lambda s: f"{s.interval.low:.2f}-{s.interval.high:.2f}" if s.interval else "-"),
+    ("turns", lambda s: _number(s.turns_mean, 1)),
+    ("tokens", lambda s: "-" if s.completion_tokens is None else str(s.completion_tokens)),
+    ("p50 s", lambda s: _number(s.seconds_p50, 2)),
+    ("p95 s", lambda s: _number(s.seconds_p95, 2)),
+    ("other endings", lambda s: endings(s)),
+)
+
+
+def endings(summary: Summary) -> str:
+    """The outcome classes besides solved and failed, with counts."""
+    shown = {k: v for k, v in summary.classes.items() if k not in ("solved", "failed")}
+    return ", ".join(f"{name} {count}" for name, count in shown.items()) or "-"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def rows(figures: Report) -> list[list[str]]:
+    """The table's cells: a heading, one row per task, the total."""
+    heading = [name for name, _ in COLUMNS]
+    body = [[cell(summary) for _, cell in COLUMNS] for summary in [*figures.tasks, figures.total]]
+    return [heading, *body]
+
+
+def as_text(figures: Report) -> str:
+    """The report as a plain table with the lines that explain it."""
+    table = rows(figures)
+    widths = [max(len(row[column]) for row in table) for column in range(len(COLUMNS))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in table
+    ]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    lines.insert(-1, lines[1])
+    total = figures.total
+    lines.append("")
+    lines.append(
+        f"valid {total.valid} of {total.episodes} episodes (coverage {total.coverage:.0%})"
+    )
+    for item in figures.pass_at_k:
+        lines.append(f"pass@{item.k} {item.value:.3f} over {item.tasks} tasks")
+    if total.interval is not None:
+        lines.append(f"interval: 95 %, {total.interval.method}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,236 @@
+"""The run directory: the unit that is started, resumed, looked at and kept.
+
+    run.yaml                 the run file as it was given
+    run.json                 run id, versions, every resolved setting
+    lock                     held (flock) while a harness works here
+    ledger.jsonl             the one truth about groups and episodes
+    service/                 ModelService's state, when this run started it
+    episodes/TASK/INDEX/attempt-N/
+        record.json          outcome, times, usage; there only once it is whole
+        trajectory.json      every call, and the token rows
+        agent.stdout  agent.stderr  grader.stdout  grader.stderr
+    report.json  report.txt  the figures of the last finished run
+
+Files that others read are written under another name, synced, and renamed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import platform
+import re
+import secrets
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from rock import __version__
+from rock.errors import LedgerError
+from rock.rollout.ledger import Ledger, RunOpened, replay
+from rock.rollout.record import Plan, Record, decode, encode, now
+from rock.rollout.runfile import RunFile, differences
+
+SCHEMA = 1
+PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
+
+
+class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """`run.json`."""
+
+    schema: int
+    run_id: str
+    created_at: str
+    rock_version: str
+    python_version: str
+    system: str
+    config: dict[str, Any]
+
+
+def file_name(task_id: str) -> str:
+    """A file name for any task id: itself when that is safe, else a readable part and a hash.
+
+    Different ids give different names: `~` is in no plain name and in every other one.
+    """
+    if PLAIN_NAME.fullmatch(task_id):
+        return task_id
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "_", task_id).lstrip(".")[:60]
+    return f"{readable}~{hashlib.sha256(task_id.encode()).hexdigest()[:12]}"
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """`data` at `path`, whole or not at all, and on disk on return."""
+    part = path.with_name(path.name + ".part")
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        with open(fd, "wb", closefd=False) as file:
+            file.write(data)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    part.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+class RunDir:
+    """An open run directory: locked, its settings checked, its ledger replayed. Use with `with`."""
+
+    def __init__(self, path: Path, info: RunInfo, ledger: Ledger, lock: int) -> None:
+        self.path = path
+        self.info = info
+        self.ledger = ledger
+        self._lock = lock
+
+    @classmethod
+    def open(cls, path: Path, run: RunFile, *, source: bytes = b"") -> Self:
+        """Start a run in `path`, or go on with the one there.
+
+        Raises `LedgerError` when another harness works in it, when it holds something else, and,
+        naming each field, when the run it holds was started with other settings.
+        """
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as exc:
+            raise LedgerError(f"{path}: cannot be used as a run directory: {exc.strerror}") from exc
+        try:
+            _take(lock, path)
+            info = _start_or_continue(path, run, source)
+            ledger = Ledger.open(path / "ledger.jsonl")
+        except BaseException:
+            os.close(lock)
+            raise
+        if ledger.state.run_id not in (None, info.run_id):
+            ledger.close()
+            os.close(lock)
+            raise LedgerError(f"{path}: ledger.jsonl and run.json are of different runs")
+        return cls(path, info, ledger, lock)
+
+    async def begin(self) -> None:
+        """Write the ledger's first line if it is not there yet."""
+        if self.ledger.state.run_id is None:
+            await self.ledger.append(RunOpened(run_id=self.info.run_id, at=now()))
+
+    @property
+    def run_id(self) -> str:
+        return self.info.run_id
+
+    def attempt_folder(self, plan: Plan, *, attempt: int | None = None) -> Path:
+        number = plan.attempt if attempt is None else attempt
+        return (
+            self.path / "episodes" / file_name(plan.task_id) / str(plan.index) / f"attempt-{number}"
+        )
+
+    def write_record(self, record: Record) -> None:
+        """Put the record in its attempt's folder; durable on return."""
+        folder = self.attempt_folder(plan_of(record))
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / "record.json", encode(record))
+
+    def read_record(self, plan: Plan) -> Record | None:
+        """The attempt's record, None when it never got one. Raises `LedgerError` for a broken one."""
+        path = self.attempt_folder(plan) / "record.json"
+        try:
+            return decode(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except msgspec.DecodeError as exc:
+            raise LedgerError(f"{path}: not a record: {exc}") from exc
+
+    def close(self) -> None:
+        """Let go of the directory. Safe to call twice."""
+        self.ledger.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def plan_of(record: Record) -> Plan:
+    return Plan(
+        run_id=record.run_id,
+        group_id=record.group_id,
+        task_id=record.task_id,
+        index=record.index,
+        attempt=record.attempt,
+    )
+
+
+def read_info(path: Path) -> RunInfo:
+    """The `run.json` of a run directory. Raises `LedgerError` when there is none to use."""
+    file = path / "run.json"
+    try:
+        info = msgspec.json.decode(file.read_bytes(), type=RunInfo)
+    except FileNotFoundError as exc:
+        raise LedgerError(f"{path}: not a run directory: it has no run.json") from exc
+    except msgspec.DecodeError as exc:
+        raise LedgerError(f"{file}: not a run.json: {exc}") from exc
+    if info.schema > SCHEMA:
+        raise LedgerError(f"{file}: schema {info.schema}; this rock reads up to {SCHEMA}")
+    return info
+
+
+def read_records(path: Path) -> list[Record]:
+    """The final records of a run directory, in the ledger's order, without taking its lock."""
+    read_info(path)
+    ledger = path / "ledger.jsonl"
+    state, _ = replay(ledger.read_bytes() if ledger.exists() else b"", source=str(ledger))
+    records: list[Record] = []
+    for group in state.groups.values():
+        for index, episode in enumerate(group.episodes):
+            if episode.final_attempt is not None:
+                name = file_name(group.plan.task_id)
+                folder = path / "episodes" / name / str(index) / f"attempt-{episode.final_attempt}"
+                records.append(decode((folder / "record.json").read_bytes()))
+    return records
+
+
+def _take(lock: int, path: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as exc:
+        raise LedgerError(f"{path}: another harness is working in this run directory") from exc
+
+
+def _start_or_continue(path: Path, run: RunFile, source: bytes) -> RunInfo:
+    config = run.model_dump(mode="json")
+    if (path / "run.json").exists():
+        info = read_info(path)
+        lines = differences(info.config, config)
+        if lines:
+            raise LedgerError(
+                f"{path}: the run here was started with other settings:\n  " + "\n  ".join(lines)
+            )
+        return info
+    if (path / "ledger.jsonl").exists() or (path / "episodes").exists():
+        raise LedgerError(f"{path}: it holds episodes but no run.json; give another directory")
+    info = RunInfo(
+        schema=SCHEMA,
+        run_id=f"run-{secrets.token_hex(6)}",
+        created_at=now(),
+        rock_version=__version__,
+        python_version=platform.python_version(),
+        system=f"{sys.platform} {platform.release()} {platform.machine()}",
+        config=config,
+    )
+    write_atomically(path / "run.yaml", source)
+    write_atomically(path / "run.json", encode(info))
+    return info

@@ -1,0 +1,234 @@
+"""`run.yaml`: everything a person decides about a run, checked before anything starts.
+
+Relative paths are relative to the run file. `load_run_file` gives a `RunFile` whose paths are
+absolute; `differences` says which fields two run files disagree on that a resumed run cannot mix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from rock.config import Strict, kind_of, validated
+from rock.errors import ConfigError
+from rock.rollout.task import AbsolutePath, Argv, Grader, Seconds
+from rock.rollout.tasks.files import read_yaml
+from rock.sandbox.base import Limits, Mount
+
+Count = Annotated[int, Field(ge=1, le=100_000)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+QUEUE = "queue"
+LITELLM_PREFIX = "litellm:"
+
+
+def _backend(value: str) -> str:
+    if value == QUEUE or (value.startswith(LITELLM_PREFIX) and len(value) > len(LITELLM_PREFIX)):
+        return value
+    raise ValueError("expected 'queue' (a trainer answers) or 'litellm:NAME' (a hosted model)")
+
+
+class MountConfig(Strict):
+    """A host path that the agent sees."""
+
+    source: Path = Field(description="Host path, relative to the run file.")
+    target: AbsolutePath = Field(description="Absolute path in the sandbox.")
+    read_only: bool = Field(default=True, description="Whether the sandbox may not write to it.")
+
+
+class AgentConfig(Strict):
+    """The agent program and what it finds in its sandbox."""
+
+    command: Argv = Field(
+        description="Program and arguments; {instruction} {workdir} {task_id} {model} {base_url} "
+        "{api_key} are filled in. No shell is involved."
+    )
+    env: dict[str, str] = Field(
+        default={},
+        description="Environment, with the same placeholders. OPENAI_BASE_URL and OPENAI_API_KEY "
+        "are always there.",
+    )
+    timeout_seconds: Seconds = Field(default=1800.0, description="Time limit of the agent.")
+    cwd: str = Field(default="{workdir}", description="Directory in which the agent starts.")
+    files: dict[AbsolutePath, Path] = Field(
+        default={}, description="Sandbox path → host file or folder, copied in before the start."
+    )
+    mounts: list[MountConfig] = Field(default=[], description="Host paths shown in the sandbox.")
+    user: str | None = Field(default=None, description="User in the sandbox; null is the default.")
+    requires_model: bool = Field(
+        default=True, description="Whether an agent that never called the model is a mistake."
+    )
+
+
+class LimitsConfig(Strict):
+    """Bounds on each sandbox and each session."""
+
+    memory_bytes: Annotated[int, Field(ge=16 * 1024**2)] | None = Field(
+        default=2 * 1024**3, description="Memory of a sandbox."
+    )
+    pids: Annotated[int, Field(ge=8)] | None = Field(
+        default=512, description="Processes and threads of a sandbox."
+    )
+    cpus: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="Processor share of a sandbox."
+    )
+    max_calls: Count | None = Field(
+        default=None, description="Calls to the model that one episode may make."
+    )
+    call_deadline_seconds: Seconds | None = Field(
+        default=None, description="How long one call may wait for its answer."
+    )
+    provision_seconds: Seconds = Field(default=120.0, description="Time to make a sandbox.")
+    setup_seconds: Seconds = Field(default=120.0, description="Time to put files in place.")
+
+
+class SamplingConfig(Strict):
+    """Sampling values that override whatever the agent asks for."""
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(
+        default=None, description="Sampling temperature."
+    )
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=None, description="Nucleus sampling bound."
+    )
+    max_tokens: Count | None = Field(default=None, description="Tokens per answer.")
+
+
+class InfraConfig(Strict):
+    """What happens when rock, not the policy, failed."""
+
+    max_attempts: Annotated[int, Field(ge=1, le=100)] = Field(
+        default=3, description="Attempts per episode, the first one included."
+    )
+    backoff_seconds: Annotated[float, Field(ge=0, le=600)] = Field(
+        default=1.0, description="Wait before the second attempt; doubles, with jitter, up to 60 s."
+    )
+    max_failed_fraction: Fraction = Field(
+        default=0.2,
+        description="Share of episodes that may end so before the run counts as failed.",
+    )
+
+
+class RunFile(Strict):
+    """One run: tasks by episodes, an agent, a model, a place for the results."""
+
+    tasks: str = Field(description="humaneval, humaneval:0-11, or a path to task files.")
+    agent: AgentConfig = Field(description="The agent program.")
+    episodes_per_task: Count = Field(default=1, description="Group size: episodes of each task.")
+    concurrency: Count = Field(default=4, description="Episodes that run at the same time.")
+    provider: Literal["auto", "docker", "local"] = Field(
+        default="auto", description="Who makes sandboxes; auto takes docker where it answers."
+    )
+    image: str | None = Field(
+        default=None, description="Image of tasks that name none; null is the host's programs."
+    )
+    grader: Grader | None = Field(default=None, description="Grader of tasks that bring none.")
+    model: Annotated[str, AfterValidator(_backend)] = Field(
+        default=QUEUE, description="queue (a trainer answers) or litellm:NAME (a hosted model)."
+    )
+    api_base: str | None = Field(
+        default=None, description="Address of the hosted model's API, for litellm."
+    )
+    model_name: Annotated[str, Field(min_length=1)] = Field(
+        default="policy", description="The name that {model} is filled with for the agent."
+    )
+    sampling: SamplingConfig = Field(default=SamplingConfig(), description="Sampling overrides.")
+    limits: LimitsConfig = Field(default=LimitsConfig(), description="Bounds per episode.")
+    infra: InfraConfig = Field(default=InfraConfig(), description="Infrastructure failures.")
+    seed: int | None = Field(
+        default=None, description="Gives every episode its own sampling seed, the same in each run."
+    )
+    out: Path | None = Field(
+        default=None, description="Run directory; null is runs/NAME-TIME beside the run file."
+    )
+    consume_timeout_seconds: Annotated[float, Field(ge=0)] = Field(
+        default=10.0,
+        description="How long to wait at the end for the trainer to acknowledge the groups.",
+    )
+
+    def sandbox_limits(self) -> Limits:
+        return Limits(
+            memory_bytes=self.limits.memory_bytes, pids=self.limits.pids, cpus=self.limits.cpus
+        )
+
+    def mounts(self) -> tuple[Mount, ...]:
+        return tuple(
+            Mount(source=mount.source, target=mount.target, read_only=mount.read_only)
+            for mount in self.agent.mounts
+        )
+
+
+FREE_TO_CHANGE = frozenset({"concurrency", "out", "infra", "consume_timeout_seconds"})
+"""Fields that a resumed run may change: they do not change what an episode means."""
+
+
+def load_run_file(path: Path) -> RunFile:
+    """The run file with absolute paths. Raises `ConfigError`, one line per wrong field."""
+    data = read_yaml(path)
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: expected fields like tasks, agent, … (given: {kind_of(data)})")
+    return resolve(validated(RunFile, data, source=str(path)), path)
+
+
+def resolve(run: RunFile, path: Path) -> RunFile:
+    """`run` with its host paths made absolute and checked; `path` is where it was written."""
+    base = path.resolve().parent
+    agent = run.agent.model_copy(
+        update={
+            "files": {
+                target: _existing(base / host, f"{path}: agent.files.{target}")
+                for target, host in run.agent.files.items()
+            },
+            "mounts": [
+                mount.model_copy(
+                    update={
+                        "source": _existing(
+                            base / mount.source, f"{path}: agent.mounts.{number}.source"
+                        )
+                    }
+                )
+                for number, mount in enumerate(run.agent.mounts)
+            ],
+        }
+    )
+    tasks = run.tasks
+    if (base / tasks).exists():
+        tasks = str((base / tasks).resolve())
+    out = (base / run.out).resolve() if run.out is not None else None
+    _refuse_grader_sources(run.grader, path)
+    return run.model_copy(update={"agent": agent, "out": out, "tasks": tasks})
+
+
+def _existing(host: Path, where: str) -> Path:
+    if not host.exists():
+        raise ConfigError(f"{where}: no such file or folder: {host}")
+    return host.resolve()
+
+
+def _refuse_grader_sources(grader: Grader | None, path: Path) -> None:
+    """A grader's `source` files must be there, whichever task uses it."""
+    for name, file in (grader.files if grader else {}).items():
+        if file.source is not None:
+            _existing(path.resolve().parent / file.source, f"{path}: grader.files.{name}.source")
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """One line per field in which a resumed run may not differ, but does."""
+    lines: list[str] = []
+    for field in sorted(set(old) | set(new)):
+        if field not in FREE_TO_CHANGE and old.get(field) != new.get(field):
+            lines.extend(_describe(field, old.get(field), new.get(field)))
+    return lines
+
+
+def _describe(field: str, old: Any, new: Any) -> list[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        lines: list[str] = []
+        for key in sorted({str(key) for key in [*old, *new]}):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+            if old.get(key) != new.get(key):  # pyright: ignore[reportUnknownMemberType]
+                lines.extend(_describe(f"{field}.{key}", old.get(key), new.get(key)))  # pyright: ignore[reportUnknownMemberType]
+        return lines
+    return [f"{field}: the run has {kind_of(old)}, the run file now says {kind_of(new)}"]
