@@ -19,7 +19,11 @@ app = typer.Typer(
 
 StateDir = Annotated[
     Path | None,
-    typer.Option("--state-dir", help="Journal, keys and addresses of the service.", show_default="~/.local/state/rock/service"),
+    typer.Option(
+        "--state-dir",
+        help="Journal, keys and addresses of the service.",
+        show_default="~/.local/state/rock/service",
+    ),
 ]
 ProviderName = Literal["auto", "docker", "local"]
 
@@ -31,13 +35,20 @@ def demo(
     concurrency: Annotated[int, typer.Option(min=1, max=256, help="Episodes at once.")] = 8,
     seed: Annotated[int, typer.Option(help="Seed of the scripted policy.")] = 0,
     provider: Annotated[ProviderName, typer.Option(help="Who makes sandboxes.")] = "auto",
-    out: Annotated[Path | None, typer.Option(help="Run directory.", show_default="runs/demo-TIME")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run directory.", show_default="runs/demo-TIME")
+    ] = None,
 ) -> None:
     """Run the whole loop here: agents in sandboxes, ModelService, a scripted trainer, grades."""
     from rock.cli.demo import run_demo
 
     run_demo(
-        tasks=tasks, episodes=episodes, concurrency=concurrency, seed=seed, provider=provider, out=out
+        tasks=tasks,
+        episodes=episodes,
+        concurrency=concurrency,
+        seed=seed,
+        provider=provider,
+        out=out,
     )
 
 
@@ -63,29 +74,43 @@ def serve(
 @app.command()
 def session(
     state_dir: StateDir = None,
-    backend: Annotated[str, typer.Option(help="Who answers: queue (a trainer) or a backend.")] = "queue",
-    max_calls: Annotated[int | None, typer.Option(min=1, help="Calls the session may make.")] = None,
+    backend: Annotated[
+        str, typer.Option(help="Who answers: queue (a trainer) or a backend.")
+    ] = "queue",
+    max_calls: Annotated[
+        int | None, typer.Option(min=1, help="Calls the session may make.")
+    ] = None,
     label: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Seen by the trainer.")
     ] = None,
-    wait_seconds: Annotated[float, typer.Option(min=0, help="For a service that is starting.")] = 20.0,
+    wait_seconds: Annotated[
+        float, typer.Option(min=0, help="For a service that is starting.")
+    ] = 20.0,
 ) -> None:
     """Open a session on a running service; prints OPENAI_BASE_URL and OPENAI_API_KEY for an agent."""
     from rock.cli.serve import open_session
 
     open_session(
-        state_dir, backend=backend, max_calls=max_calls, labels=label or [], wait_seconds=wait_seconds
+        state_dir,
+        backend=backend,
+        max_calls=max_calls,
+        labels=label or [],
+        wait_seconds=wait_seconds,
     )
 
 
 @app.command()
 def run(
     file: Annotated[Path, typer.Argument(help="The run file.", metavar="RUN.yaml")],
-    model: Annotated[str | None, typer.Option(help="queue, or litellm:NAME for a hosted model.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="queue, or litellm:NAME for a hosted model.")
+    ] = None,
     api_base: Annotated[str | None, typer.Option(help="Address of the hosted model's API.")] = None,
     provider: Annotated[ProviderName | None, typer.Option(help="Who makes sandboxes.")] = None,
     concurrency: Annotated[int | None, typer.Option(min=1, help="Episodes at once.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Run directory; one that exists is gone on with.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run directory; one that exists is gone on with.")
+    ] = None,
     state_dir: Annotated[
         Path | None, typer.Option(help="Use the service running here instead of starting one.")
     ] = None,
