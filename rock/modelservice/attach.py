@@ -187,6 +187,11 @@ class Attachment:
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
+    async def ended(self) -> None:
+        """Wait until the service gives the listener up for good, as when its session closes."""
+        if self._watch is not None:
+            await asyncio.wait({self._watch})
+
     async def close(self) -> None:
         """Detach. Idempotent."""
         watch, self._watch = self._watch, None
@@ -199,7 +204,8 @@ class Attachment:
     async def _attach(self) -> socket.socket:
         async for attempt in tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type((OSError, TimeoutError)),
-            wait=tenacity.wait_exponential_jitter(initial=0.05, max=1.0, jitter=0.05),
+            wait=tenacity.wait_exponential(multiplier=0.05, max=1.0)
+            + tenacity.wait_random(0, 0.05),
             stop=tenacity.stop_after_delay(self._retry_seconds),
             retry_error_callback=self._unreachable,
         ):
