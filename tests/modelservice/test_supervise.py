@@ -52,12 +52,13 @@ async def test_a_started_service_answers_and_leaves_nothing_when_stopped(tmp_pat
                 reply = await client.chat.completions.create(model="m", messages=[USER])
         assert reply.choices[0].message.content == "hello"
         pid, url = service.pid, service.agent_url
-        assert Path(f"/proc/{pid}").exists()
-    assert not Path(f"/proc/{pid}").exists()
+        assert running(pid)
+    assert not running(pid)
     assert not (state / "ready.json").exists()
     assert not (state / "attach.sock").exists()
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(f"{url}/v1/models")
+    async with httpx.AsyncClient() as http:
+        with pytest.raises(httpx.ConnectError):
+            await http.get(f"{url}/v1/models")
     with pytest.raises(ServiceUnavailable):
         _ = service.agent_url
 
@@ -232,13 +233,17 @@ async def test_a_hosted_model_with_a_wrong_key_fails_calls_with_the_cause(tmp_pa
     async with fake_openai_server([error_reply(401, "Incorrect API key provided: sk-x")]) as hosted:
         name = "litellm:openai/some-model"
         async with ServiceProcess(
-            tmp_path / "state", backends=[name], api_base=hosted.url
+            tmp_path / "state",
+            backends=[name],
+            api_base=hosted.url,
+            environment={"OPENAI_API_KEY": "sk-x"},
         ) as service:
             session = await new_session(service, SessionSpec(backend=name))
             async with raw_agent(service, session.key) as http:
                 reply = await http.post("/v1/chat/completions", json=HELLO)
             async with admin_of(service) as admin:
                 health = await admin.health()
+    assert hosted.keys == ["sk-x"]
     assert reply.status_code == 401
     assert "Incorrect API key provided" in reply.json()["error"]["message"]
     assert "Incorrect API key provided" in (health.backends[name] or "")
