@@ -11,10 +11,21 @@ Pure rules, in this order; the first that applies decides.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from rock.rollout.outcome import OutcomeClass
+from rock.errors import (
+    BadUser,
+    BadWorkdir,
+    CommandNotFound,
+    ModelServiceError,
+    SandboxDied,
+    SandboxError,
+    SandboxFileError,
+    UnsafeArchive,
+)
+from rock.rollout.outcome import OutcomeClass, Phase
 from rock.sandbox.base import ExecResult, ExecStatus
 
 
@@ -128,3 +139,41 @@ def describe(end: ExecResult) -> str:
             return f"was stopped after {end.stdout_bytes + end.stderr_bytes} bytes of output"
         case ExecStatus.SANDBOX_DIED:
             return "lost its sandbox"
+
+
+def class_of_error(phase: Phase, exc: Exception) -> OutcomeClass:
+    """The class of an attempt that an exception ended in `phase`."""
+    if isinstance(exc, SandboxDied):
+        return OutcomeClass.SANDBOX_DIED
+    for kinds, cls in _BY_ERROR[phase]:
+        if isinstance(exc, kinds):
+            return cls
+    return OutcomeClass.INTERNAL_ERROR
+
+
+_ErrorRules: TypeAlias = Sequence[tuple[tuple[type[Exception], ...], OutcomeClass]]
+
+_BY_ERROR: Mapping[Phase, _ErrorRules] = {
+    Phase.PROVISION: [
+        ((SandboxError, TimeoutError, OSError), OutcomeClass.SANDBOX_CREATE_FAILED),
+    ],
+    Phase.SETUP: [
+        ((SandboxFileError, UnsafeArchive), OutcomeClass.TASK_INVALID),
+        ((ModelServiceError,), OutcomeClass.SERVICE_FAILED),
+        ((SandboxError, TimeoutError, OSError), OutcomeClass.SETUP_FAILED),
+    ],
+    Phase.AGENT: [
+        ((CommandNotFound, BadWorkdir, BadUser), OutcomeClass.AGENT_MISSING),
+        ((ModelServiceError,), OutcomeClass.SERVICE_FAILED),
+        # The sandbox keeps the agent's time limit; if it did not answer, it is gone.
+        ((SandboxError, TimeoutError), OutcomeClass.SANDBOX_DIED),
+    ],
+    Phase.EXPORT: [
+        ((ModelServiceError, TimeoutError, OSError), OutcomeClass.EXPORT_FAILED),
+    ],
+    Phase.GRADE: [
+        ((TimeoutError,), OutcomeClass.SANDBOX_DIED),
+        ((SandboxError, OSError), OutcomeClass.GRADER_BROKEN),
+    ],
+}
+"""Read top down: the first rule that fits decides."""
