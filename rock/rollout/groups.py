@@ -48,12 +48,12 @@ class Publisher:
 
     async def wait(self, timeout_seconds: float) -> None:
         """Record acknowledgements until no group is left without one, but not for longer."""
-        if not await self.check():
-            return
+        waiting = await self.check()
         try:
             async with asyncio.timeout(timeout_seconds):
-                while await self.check():
+                while waiting:
                     await asyncio.sleep(LAST_WATCH_SECONDS)
+                    waiting = await self.check()
         except TimeoutError:
             return
 
