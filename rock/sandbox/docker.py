@@ -33,7 +33,6 @@ log = logging.getLogger(__name__)
 
 DEFAULT_USER = f"{hostroot.AGENT_ID}:{hostroot.AGENT_ID}"
 HOST_IMAGE = "rock-host"
-MIN_API_VERSION = (1, 41)
 LOCK_SECONDS = 60.0
 
 RESTART_REMEDY = "look at the engine's log; restarting it may help"
@@ -67,9 +66,8 @@ class DockerProvider(Provider):
         now: Callable[[], float] = wall_seconds,
     ) -> None:
         self.engine = Engine(host)
-        self._host = host
-        self._run_id = run_id
-        self._base = base or rundir.default_base()
+        self.run_id = run_id
+        self.base = base or rundir.default_base()
         self._pull = pull
         self._pull_timeout_seconds = pull_timeout_seconds
         self._start_timeout_seconds = start_timeout_seconds
@@ -88,9 +86,6 @@ class DockerProvider(Provider):
             return Availability(available=False, detail=exc.message, remedy=REMEDY)
         except SandboxError as exc:
             return Availability(available=False, detail=exc.message, remedy=RESTART_REMEDY)
-        if _version(info.api_version) < MIN_API_VERSION:
-            detail = f"engine {info.version} speaks API {info.api_version}, too old"
-            return Availability(available=False, detail=detail, remedy="use Docker 20.10 or newer")
         try:
             async with await self.create(SandboxSpec()):
                 pass
@@ -98,7 +93,7 @@ class DockerProvider(Provider):
             return Availability(available=False, detail=exc.message, remedy=SHARE_REMEDY)
         except SandboxError as exc:
             return Availability(available=False, detail=exc.message, remedy=RESTART_REMEDY)
-        detail = f"engine {info.version} (API {info.api_version}) at {info.socket}"
+        detail = f"engine {info.version} (API {info.api_version}) at {info.address}"
         return Availability(available=True, detail=detail)
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
@@ -108,13 +103,12 @@ class DockerProvider(Provider):
         image, an engine on another machine), `SandboxError` (the engine refused, in its words).
         """
         self._check_open()
-        host_socket = (self._host or "").removeprefix("unix://")
-        mounts = checked(spec.mounts, sockets=[host_socket] if host_socket else [])
+        mounts = checked(spec.mounts, sockets=[self.engine.address.removeprefix("unix://")])
         image = await self._image(spec.image)
         sandbox_id = secrets.token_hex(6)
-        folder = self._base / sandbox_id
+        folder = self.base / sandbox_id
         try:
-            rundir.make(self._base, sandbox_id, self._owner)
+            rundir.make(self.base, sandbox_id, self._owner)
             config = container_config(
                 spec,
                 mounts=mounts,
@@ -152,14 +146,14 @@ class DockerProvider(Provider):
 
     def _labels(self, spec: SandboxSpec) -> dict[str, str]:
         expires = self._now() + spec.lifetime_seconds + EXPIRY_MARGIN_SECONDS
-        return {RUN: self._run_id, EXPIRES: f"{expires:.0f}", **self._owner.labels()}
+        return {RUN: self.run_id, EXPIRES: f"{expires:.0f}", **self._owner.labels()}
 
     async def _discard(self, sandbox_id: str) -> None:
         """Remove a sandbox's container and directory; the directory also if the engine fails."""
         try:
             await self.engine.remove(f"rock-{sandbox_id}")
         finally:
-            rundir.remove(self._base / sandbox_id)
+            rundir.remove(self.base / sandbox_id)
             self._sandboxes.pop(sandbox_id, None)
 
     async def _discard_quietly(self, sandbox_id: str) -> None:
@@ -213,8 +207,8 @@ class DockerProvider(Provider):
         archive = await asyncio.to_thread(hostroot.archive)
         tag = hashlib.sha256(archive).hexdigest()[:12]
         reference = f"{HOST_IMAGE}:{tag}"
-        rundir.prepare_base(self._base)
-        async with _locked(self._base / "host-image.lock", within_seconds=LOCK_SECONDS):
+        rundir.prepare_base(self.base)
+        async with _locked(self.base / "host-image.lock", within_seconds=LOCK_SECONDS):
             found = await self.engine.image(reference)
             if found is None:
                 await self.engine.import_image(archive, HOST_IMAGE, tag)
@@ -238,7 +232,3 @@ async def _locked(path: Path, *, within_seconds: float) -> AsyncGenerator[None]:
                     raise SandboxError(f"{path} was locked for {within_seconds:g} s") from None
                 await asyncio.sleep(0.02)
         yield
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".") if part.isdigit())
