@@ -51,12 +51,7 @@ class AttachPoint:
         door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         accepting: asyncio.Task[None] | None = None
         try:
-            path.unlink(missing_ok=True)
-            with reachable(path) as name:
-                door.bind(name)
-            path.chmod(0o600)
-            door.listen(64)
-            door.setblocking(False)
+            _bind(door, path)
             accepting = asyncio.ensure_future(self._accept(door))
             yield
         finally:
@@ -64,8 +59,7 @@ class AttachPoint:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            door.close()
-            path.unlink(missing_ok=True)
+            _unbind(door, path)
 
     async def detach(self, session_id: str) -> None:
         """Stop serving what is attached to a session."""
@@ -111,6 +105,20 @@ class AttachPoint:
                 self._attached.get(session_id, set()).discard(task)
                 if not self._attached.get(session_id):
                     self._attached.pop(session_id, None)
+
+
+def _bind(door: socket.socket, path: Path) -> None:
+    path.unlink(missing_ok=True)
+    with reachable(path) as name:
+        door.bind(name)
+    path.chmod(0o600)
+    door.listen(64)
+    door.setblocking(False)
+
+
+def _unbind(door: socket.socket, path: Path) -> None:
+    door.close()
+    path.unlink(missing_ok=True)
 
 
 async def _receive(connection: socket.socket) -> tuple[socket.socket, str]:
@@ -179,6 +187,11 @@ class Attachment:
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
+    async def ended(self) -> None:
+        """Wait until the service gives the listener up for good, as when its session closes."""
+        if self._watch is not None:
+            await asyncio.wait({self._watch})
+
     async def close(self) -> None:
         """Detach. Idempotent."""
         watch, self._watch = self._watch, None
@@ -191,7 +204,8 @@ class Attachment:
     async def _attach(self) -> socket.socket:
         async for attempt in tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type((OSError, TimeoutError)),
-            wait=tenacity.wait_exponential_jitter(initial=0.05, max=1.0, jitter=0.05),
+            wait=tenacity.wait_exponential(multiplier=0.05, max=1.0)
+            + tenacity.wait_random(0, 0.05),
             stop=tenacity.stop_after_delay(self._retry_seconds),
             retry_error_callback=self._unreachable,
         ):
@@ -283,4 +297,3 @@ def reachable(path: Path) -> Generator[str, None, None]:
         yield f"/proc/self/fd/{folder}/{path.name}"
     finally:
         os.close(folder)
-

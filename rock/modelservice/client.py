@@ -70,15 +70,16 @@ class ControlClient:
     ) -> T:
         """One request, its reply decoded as `reply`. The bound is `wait_seconds` and half a minute."""
         data = None if body is None else msgspec.json.encode(body)
-        timeout = aiohttp.ClientTimeout(total=wait_seconds + 30.0, connect=10.0)
+        bound = aiohttp.ClientTimeout(total=wait_seconds + 30.0, connect=10.0)
         async for attempt in tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type(_BROKEN),
-            wait=tenacity.wait_exponential_jitter(initial=0.05, max=1.0, jitter=0.05),
+            wait=tenacity.wait_exponential(multiplier=0.05, max=1.0)
+            + tenacity.wait_random(0, 0.05),
             stop=tenacity.stop_after_delay(self._retry_seconds),
             retry_error_callback=self._unreachable,
         ):
             with attempt:
-                status, raw = await self._once(method, path, data, timeout)
+                status, raw = await self._once(method, path, data, bound)
                 return _decode(status, raw, reply)
         raise ServiceUnavailable(f"{self._url}{path}: no attempt was made")
 
@@ -89,12 +90,12 @@ class ControlClient:
         ) from cause
 
     async def _once(
-        self, method: str, path: str, data: bytes | None, timeout: aiohttp.ClientTimeout
+        self, method: str, path: str, data: bytes | None, bound: aiohttp.ClientTimeout
     ) -> tuple[int, bytes]:
         if self._http is None:
             raise ServiceUnavailable("the client is closed; use it inside `async with`")
         async with self._http.request(
-            method, URL(self._url + path, encoded=True), data=data, timeout=timeout
+            method, URL(self._url + path, encoded=True), data=data, timeout=bound
         ) as response:
             return response.status, await response.read()
 
@@ -211,7 +212,9 @@ class AdminClient(ControlClient):
         return await self._call("POST", path, wire.SessionInfo, wire.SessionClose(reason=reason))
 
     async def session(self, session_id: str) -> wire.SessionInfo:
-        return await self._call("GET", f"/admin/v1/sessions/{quote(session_id, safe='')}", wire.SessionInfo)
+        return await self._call(
+            "GET", f"/admin/v1/sessions/{quote(session_id, safe='')}", wire.SessionInfo
+        )
 
     async def trajectory(self, session_id: str) -> wire.Trajectory:
         path = f"/admin/v1/sessions/{quote(session_id, safe='')}/trajectory"
@@ -222,8 +225,9 @@ class AdminClient(ControlClient):
         return await self._call("POST", "/admin/v1/groups", wire.PublishReply, group)
 
     async def group_status(self, group_id: str) -> wire.GroupStatus:
-        return await self._call("GET", f"/admin/v1/groups/{quote(group_id, safe='')}", wire.GroupStatus)
+        return await self._call(
+            "GET", f"/admin/v1/groups/{quote(group_id, safe='')}", wire.GroupStatus
+        )
 
     async def health(self) -> wire.Health:
         return await self._call("GET", "/admin/v1/health", wire.Health)
-

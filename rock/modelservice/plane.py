@@ -2,7 +2,7 @@
 
 A handler decides and waits; the adapter (`server`) reads and writes. How a reply went is told to it
 through `sent` (every byte was handed to the connection) or `lost` (the other side was gone);
-exactly one of them is called, once, after the reply was returned.
+exactly one of them is called, once, after the reply was returned. Neither may wait.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Request:
 
     method: str
     path: str
+    """As sent: percent-encoded, without the query."""
     headers: Mapping[str, str]
     """Look-ups ignore case."""
     read: Callable[[], Awaitable[bytes]]
     """The whole body; raises PayloadTooLarge."""
-    query: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from msgspec import Raw, Struct, field
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 CloseReason = Literal["finished", "revoked", "limit", "stale", "expired"]
 PauseMode = Literal["hold", "drain", "requeue"]
+PolicyState = Literal["running", "paused"]
 
 
 class Wire(Struct, kw_only=True, omit_defaults=True):
@@ -378,6 +379,13 @@ class GroupStatus(Wire):
     group_id: str
     state: Literal["pending", "leased", "acknowledged"]
     delivery: int
+
+
+class Health(Wire):
+    """The service answers. `backends` are its own workers: name -> null, or why it cannot work."""
+
+    status: Literal["ok"] = "ok"
+    backends: dict[str, str | None] = field(default_factory=dict[str, str | None])
 
 
 class ErrorBody(Wire):

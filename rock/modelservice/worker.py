@@ -20,7 +20,7 @@ import threading
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Literal, Protocol, TypeAlias, TypeVar
 
 from rock.errors import RockError, UpstreamUnauthorized
 from rock.modelservice.client import TrainerClient
@@ -145,8 +145,8 @@ class Worker:
         if concurrency < 1 or batch < 1:
             raise ValueError(f"concurrency and batch must be at least 1: {concurrency}, {batch}")
         self.worker_id = worker_id or f"{os.uname().nodename}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
-        self.refused: UpstreamUnauthorized | None = None
-        """Set once the policy's model refused its key: no further call can succeed."""
+        self.refused: str | None = None
+        """Says why, once the policy's model refused its key: no further call can succeed."""
         self._policy = policy
         self._desk = desk
         self._concurrency = concurrency
@@ -157,7 +157,7 @@ class Worker:
 
     async def run(self, stop: asyncio.Event) -> None:
         renewal = asyncio.ensure_future(self._renew_held())
-        stopping = asyncio.ensure_future(stop.wait())
+        stopping = asyncio.create_task(stop.wait())
         try:
             while not stop.is_set():
                 await self._take(stopping)
@@ -166,7 +166,7 @@ class Worker:
             stopping.cancel()
             await self._let_go()
 
-    async def _take(self, stopping: asyncio.Future[bool]) -> None:
+    async def _take(self, stopping: asyncio.Task[Literal[True]]) -> None:
         """Claim what there is room for and start on it; returns early when stopping."""
         free = self._concurrency - sum(len(batch.leases) for batch in self._batches)
         if free < 1:
@@ -202,7 +202,9 @@ class Worker:
         results = await self._desk.complete(good) if good else []
         answered = {item.lease_id for item in good}
         wrong = [
-            Failure(lease_id=item.lease_id, message=f"the completion was refused: {item.error.message}")
+            Failure(
+                lease_id=item.lease_id, message=f"the completion was refused: {item.error.message}"
+            )
             for item in results
             if item.error is not None and item.error.code not in OVER
         ]
@@ -217,7 +219,7 @@ class Worker:
 
     async def _fail(self, batch: _Batch, exc: Exception) -> None:
         if isinstance(exc, UpstreamUnauthorized):
-            self.refused = exc
+            self.refused = exc.message
         code = exc.code if isinstance(exc, RockError) else "call_failed"
         message = exc.message if isinstance(exc, RockError) else f"{type(exc).__name__}: {exc}"
         log.warning("policy failed %d calls: %s", len(batch.leases), message)
@@ -263,7 +265,7 @@ class Worker:
                 await asyncio.shield(self._desk.release(held))
 
 
-async def _first(work: Awaitable[T], stopping: asyncio.Future[bool]) -> T | None:
+async def _first(work: Awaitable[T], stopping: asyncio.Task[Literal[True]]) -> T | None:
     """The result of `work`, or None, and `work` cancelled, if stopping comes first."""
     task = asyncio.ensure_future(work)
     try:

@@ -22,7 +22,8 @@ from msgspec import Raw
 
 from rock.config import kind_of
 from rock.errors import BadRequest, RockError
-from rock.modelservice.wire import Answer, CanonicalRequest
+from rock.modelservice.answer import Answer
+from rock.modelservice.wire import CanonicalRequest
 
 Headers = Mapping[str, str]
 """Header values by name; look-ups ignore case."""

@@ -17,7 +17,8 @@ import msgspec
 from msgspec import Raw, Struct
 
 from rock.errors import BadRequest, CallFailed, QueueFull, RockError, ServiceUnavailable
-from rock.modelservice import sse
+from rock.modelservice import sse, tokens
+from rock.modelservice.answer import Answer, AnswerChoice
 from rock.modelservice.dialects.base import (
     ErrorReply,
     Headers,
@@ -26,7 +27,7 @@ from rock.modelservice.dialects.base import (
     take,
     wrong,
 )
-from rock.modelservice.wire import Answer, CanonicalRequest, Choice, ToolCall, Usage
+from rock.modelservice.wire import CanonicalRequest, ToolCall, Usage
 
 MAX_CHOICES = 128
 MAX_RETRY_AFTER_SECONDS = 30
@@ -49,7 +50,7 @@ class ChatDialect:
         del headers  # this dialect says everything in the body
         fields = fields_of(body)
         stream = bool(take(fields, "stream", bool, "true or false"))
-        options = take(fields, "stream_options", dict[str, Raw], "an object") or {}
+        options: dict[str, Raw] = take(fields, "stream_options", dict[str, Raw], "an object") or {}
         include_usage = take(options, "include_usage", bool, "true or false")
         request = _canonical(fields)
         renderer = ChatRenderer(
@@ -110,9 +111,7 @@ def _canonical(fields: dict[str, Raw]) -> CanonicalRequest:
 
 def _within(name: str, value: float | None, low: float, high: float) -> None:
     if value is not None and not low <= value <= high:
-        raise BadRequest(
-            f"{name}: expected a number from {low} to {high}, got {value}", param=name
-        )
+        raise BadRequest(f"{name}: expected a number from {low} to {high}, got {value}", param=name)
 
 
 class _Head(Struct):
@@ -153,7 +152,9 @@ def _kind(fields: dict[str, Raw], name: str, heads: bytes, expected: str) -> Raw
 
 
 def _stop(fields: dict[str, Raw]) -> list[str] | None:
-    stop: str | list[str] | None = take(fields, "stop", str | list[str], "a string or a list of strings")
+    stop: str | list[str] | None = take(
+        fields, "stop", str | list[str], "a string or a list of strings"
+    )
     return [stop] if isinstance(stop, str) else (stop or None)
 
 
@@ -182,14 +183,13 @@ class ChatRenderer(Struct, frozen=True):
         }
         if answer.usage is not None:
             body["usage"] = usage_body(answer.usage)
-        if self.token_ids and answer.prompt_token_ids is not None:
-            body["prompt_token_ids"] = answer.prompt_token_ids
+        body.update(self.prompt(answer))
         return msgspec.json.encode(body)
 
     def stream(self, call_id: str) -> ChatStream:
         return ChatStream(self, completion_id(call_id))
 
-    def _choice(self, index: int, choice: Choice) -> Object:
+    def _choice(self, index: int, choice: AnswerChoice) -> Object:
         message: Object = {"role": "assistant", "content": choice.message.content}
         if choice.message.reasoning_content is not None:
             message["reasoning_content"] = choice.message.reasoning_content
@@ -202,7 +202,13 @@ class ChatRenderer(Struct, frozen=True):
             **self.tokens(choice),
         }
 
-    def tokens(self, choice: Choice) -> Object:
+    def prompt(self, answer: Answer) -> Object:
+        """The prompt's ids, for a client that asked and while they are known."""
+        if not self.token_ids or answer.packed_prompt_ids is None:
+            return {}
+        return {"prompt_token_ids": tokens.unpack_ids(answer.packed_prompt_ids)}
+
+    def tokens(self, choice: AnswerChoice) -> Object:
         """What the client asked to see of the tokens, if the worker gave them."""
         seen: Object = {}
         if self.logprobs:
@@ -228,8 +234,10 @@ class ChatStream:
         return self._chunk(0, {})
 
     def answer(self, answer: Answer) -> Iterator[bytes]:
+        self._head.update(self._renderer.prompt(answer))
         for index, choice in enumerate(answer.choices):
             yield from self._deltas(index, choice)
+            self._head.pop("prompt_token_ids", None)
         if self._renderer.include_usage and answer.usage is not None:
             usage = usage_body(answer.usage)
             yield sse.encode(msgspec.json.encode({**self._head, "choices": [], "usage": usage}))
@@ -238,9 +246,11 @@ class ChatStream:
     def error(self, exc: RockError) -> bytes:
         return sse.encode(error_body(exc))
 
-    def _deltas(self, index: int, choice: Choice) -> Iterator[bytes]:
+    def _deltas(self, index: int, choice: AnswerChoice) -> Iterator[bytes]:
         message = choice.message
-        yield self._chunk(index, {"role": "assistant", "content": None if message.tool_calls else ""})
+        yield self._chunk(
+            index, {"role": "assistant", "content": None if message.tool_calls else ""}
+        )
         if message.reasoning_content:
             yield self._chunk(index, {"reasoning_content": message.reasoning_content})
         if message.content:
@@ -267,7 +277,7 @@ def completion_id(call_id: str) -> str:
     return f"chatcmpl-{call_id}"
 
 
-def finish_reason(choice: Choice) -> str:
+def finish_reason(choice: AnswerChoice) -> str:
     """Clients run tools only on `tool_calls`, which workers that match end tokens do not know."""
     if choice.finish_reason == "stop" and choice.message.tool_calls:
         return "tool_calls"
@@ -290,11 +300,11 @@ def _tool_call(call: ToolCall) -> Object:
     return {"id": call.id, "type": call.type, "function": function}
 
 
-def _logprobs(choice: Choice) -> Object | None:
+def _logprobs(choice: AnswerChoice) -> Object | None:
     """Token texts are unknown here, so each token is named by its id, as inference engines do."""
-    if choice.token_ids is None or choice.logprobs is None:
+    if (ids := choice.token_ids) is None or (values := choice.logprobs) is None:
         return None
-    pairs = zip(choice.token_ids, choice.logprobs, strict=False)
+    pairs = zip(ids, values, strict=True)
     return {
         "content": [
             {"token": f"token_id:{token}", "logprob": value, "bytes": None, "top_logprobs": []}
@@ -316,5 +326,3 @@ def error_body(exc: RockError) -> bytes:
     param = exc.param if isinstance(exc, BadRequest) else None
     error = {"message": exc.message, "type": kind, "param": param, "code": exc.code}
     return msgspec.json.encode({"error": error})
-
-

@@ -1,0 +1,197 @@
+"""What agents reach: OpenAI's paths, a session per caller, and a wait that stays alive.
+
+Who is asking is decided before the body is read. The key is in the path (`/s/<key>/v1/...`, with
+any API key) or is the API key (`Authorization: Bearer`, `x-api-key`). On a listener bound to a
+session any key or none will do, but a valid key of another session is refused.
+
+How one call can end, and who hears of it:
+
+    refused, failed      status in the dialect's shape, or an error event once streaming
+    answered, written    service.sent
+    answered, not written, or the agent left while waiting      service.agent_left
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from functools import partial
+from urllib.parse import unquote
+
+import msgspec
+
+from rock.errors import BadRequest, Forbidden, NotFound, RockError, Unauthorized
+from rock.modelservice import dialects
+from rock.modelservice.dialects import Dialect, ErrorReply, Renderer
+from rock.modelservice.plane import EventStream, Reply, Request
+from rock.modelservice.service import Call, Incoming, ModelService, Session
+
+log = logging.getLogger(__name__)
+
+MAX_KEY_CHARS = 256
+
+
+class AgentPlane:
+    """Handlers of one listener. `bound` is the session that its connections belong to, if one."""
+
+    def __init__(self, service: ModelService, *, bound: Session | None = None) -> None:
+        self._service = service
+        self._bound = bound
+        self._config = service.config
+
+    async def handle(self, request: Request) -> Reply | EventStream:
+        """Never raises a RockError: errors are replies in the dialect's shape."""
+        key, route = split_key(request.path)
+        dialect = dialects.BY_ROUTE.get(route, dialects.DEFAULT)
+        try:
+            session = self._session(key, request.headers)
+            if route in dialects.BY_ROUTE:
+                if request.method != "POST":
+                    return not_allowed(dialect, request.method, "POST")
+                return await self._complete(session, dialect, request)
+            if route == "/models" or route.startswith("/models/"):
+                if request.method != "GET":
+                    return not_allowed(dialect, request.method, "GET")
+                return _models(session, route.removeprefix("/models").removeprefix("/"))
+            raise NotFound(f"there is no {request.method} {_shown(request.path, key)} here")
+        except RockError as exc:
+            return self.refusal(exc, dialect)
+
+    def refusal(self, exc: RockError, dialect: Dialect = dialects.DEFAULT) -> Reply:
+        log.info("refused: %s %s", exc.status, exc.code)
+        return _reply(dialect.error(exc))
+
+    def _session(self, key: str | None, headers: Mapping[str, str]) -> Session:
+        given = key or _api_key(headers)
+        if self._bound is None:
+            if not given:
+                raise Unauthorized(
+                    "no session key; give it as API key, or as /s/<key>/v1 in the URL"
+                )
+            return self._service.authenticate(given)
+        if given and self._names_another(given, self._bound):
+            raise Forbidden("this key belongs to another session than this connection")
+        return self._bound
+
+    def _names_another(self, key: str, bound: Session) -> bool:
+        try:
+            return self._service.authenticate(key).id != bound.id
+        except Unauthorized:
+            return False
+
+    async def _complete(
+        self, session: Session, dialect: Dialect, request: Request
+    ) -> Reply | EventStream:
+        call, renderer, stream = await self._submit(session, dialect, request)
+        try:
+            if not stream:
+                body = renderer.reply(await call.answer())
+                sent = partial(self._service.sent, call)
+                return Reply(200, body, sent=sent, lost=partial(self._service.agent_left, call))
+            if await call.ended_within(self._config.stream_grace_seconds):
+                await call.answer()  # a refusal can still have its status
+        except RockError:
+            raise  # the call has ended, nobody needs to be told
+        except BaseException:  # cancelled: the agent went away while it waited
+            self._service.agent_left(call)
+            raise
+        return _CallStream(self._service, call, renderer).opened()
+
+    async def _submit(
+        self, session: Session, dialect: Dialect, request: Request
+    ) -> tuple[Call, Renderer, bool]:
+        """Read, parse and queue. The body and the parsed request end with this frame."""
+        body = await request.read()
+        parsed = dialect.parse(body, request.headers)
+        incoming = Incoming(
+            dialect=dialect.name,
+            request=parsed.request,
+            body=body,
+            idempotency_key=request.headers.get("Idempotency-Key"),
+            retry_count=_retry_count(request.headers),
+            stream=parsed.stream,
+        )
+        return await self._service.submit(session, incoming), parsed.renderer, parsed.stream
+
+
+class _CallStream:
+    """The streamed reply to one call, once its status is promised."""
+
+    def __init__(self, service: ModelService, call: Call, renderer: Renderer) -> None:
+        self._service = service
+        self._call = call
+        self._encoder = renderer.stream(call.id)
+        self._failed = False
+
+    def opened(self) -> EventStream:
+        return EventStream(self._frames(), sent=self._sent, lost=self._lost)
+
+    async def _frames(self) -> AsyncGenerator[bytes, None]:
+        """Keep-alives until the call ends, then all of its events, or one that says what failed."""
+        pause = self._service.config.keepalive_seconds
+        try:
+            while not await self._call.ended_within(pause):
+                yield self._encoder.keepalive()
+            answer = await self._call.answer()
+        except RockError as exc:
+            log.info("stream of call %s failed: %s", self._call.id, exc.code)
+            self._failed = True
+            yield self._encoder.error(exc)
+        else:
+            yield b"".join(self._encoder.answer(answer))
+
+    def _sent(self) -> None:
+        if not self._failed:
+            self._service.sent(self._call)
+
+    def _lost(self) -> None:
+        if not self._failed:
+            self._service.agent_left(self._call)
+
+
+def split_key(path: str) -> tuple[str | None, str]:
+    """The session key in a path, if any, and the route below `/v1` ("" if it is not below it)."""
+    key: str | None = None
+    if path.startswith("/s/"):
+        key, slash, rest = path[3:].partition("/")
+        path = slash + rest
+    return key, path.removeprefix("/v1") if path.startswith("/v1/") else ""
+
+
+def _shown(path: str, key: str | None) -> str:
+    """A path for an error message, without the key."""
+    shown = path if key is None else path.replace(f"/s/{key}", "", 1)
+    return shown if len(shown) <= 200 else shown[:200] + "…"
+
+
+def _api_key(headers: Mapping[str, str]) -> str | None:
+    scheme, _, token = headers.get("Authorization", "").partition(" ")
+    key = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "").strip()
+    return key[:MAX_KEY_CHARS] or None
+
+
+def _retry_count(headers: Mapping[str, str]) -> int:
+    given = headers.get("x-stainless-retry-count", "")
+    return int(given) if given.isascii() and given.isdigit() and len(given) < 6 else 0
+
+
+def _models(session: Session, wanted: str) -> Reply:
+    """Any name is accepted in a request, so any model exists; the list has the one in effect."""
+    name = session.spec.pins.model or "policy"
+    if wanted:
+        return Reply(200, msgspec.json.encode(_model(unquote(wanted))))
+    return Reply(200, msgspec.json.encode({"object": "list", "data": [_model(name)]}))
+
+
+def _model(name: str) -> dict[str, str | int]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "rock"}
+
+
+def not_allowed(dialect: Dialect, method: str, allowed: str) -> Reply:
+    """405, which is no RockError: a wrong method is the client's bug and nothing to catch."""
+    exc = BadRequest(f"{method} is not allowed here; use {allowed}")
+    return _reply(ErrorReply(405, dialect.error(exc).body, {"Allow": allowed}))
+
+
+def _reply(error: ErrorReply) -> Reply:
+    return Reply(error.status, error.body, error.headers)

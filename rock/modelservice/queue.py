@@ -1,0 +1,352 @@
+"""Calls waiting and leased: who is next, who holds what until when. No I/O; time is passed in.
+
+A `Ticket` is a call as the queue sees it. Each backend name has a lane of its own. Inside a lane,
+tickets that came back (expired, released) go first, the rest in the order that `order` names:
+
+- `round_robin` (default): sessions take turns, first come first served inside a session;
+- `fifo`: by arrival; `oldest_session`: the session opened first goes first;
+- `priority`: the higher `priority` first, arrival breaks ties.
+
+A lease id is a fencing token: it names one delivery of one call, and only the newest lease of a
+ticket can complete, renew or release it. Every operation is O(1) or O(log n).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from rock.errors import LeaseLost, QueueFull
+from rock.modelservice.settings import ClaimOrder
+from rock.modelservice.states import Event, State, next_state
+from rock.modelservice.timers import Timers
+from rock.types import CallId, LeaseId, PolicyVersion, SessionId, WorkerId
+
+
+class Ticket:
+    """A call's place in the queue. `state` changes only by `move`."""
+
+    __slots__ = (
+        "arrival",
+        "backend",
+        "deliveries",
+        "id",
+        "lease",
+        "lost",
+        "priority",
+        "session_arrival",
+        "session_id",
+        "state",
+    )
+
+    def __init__(
+        self,
+        id: CallId,
+        session_id: SessionId,
+        *,
+        backend: str = "queue",
+        session_arrival: int = 0,
+        priority: int = 0,
+    ) -> None:
+        self.id = id
+        self.session_id = session_id
+        self.backend = backend
+        self.session_arrival = session_arrival
+        self.priority = priority
+        self.arrival = 0
+        """Set by the queue: place in the order of arrival."""
+        self.state = State.QUEUED
+        self.deliveries = 0
+        self.lost = 0
+        """Deliveries whose worker let the lease expire."""
+        self.lease: Held | None = None
+
+    def move(self, event: Event) -> None:
+        self.state = next_state(self.state, event)
+
+
+class Held:
+    """One lease: which worker has the ticket, with what weights."""
+
+    __slots__ = ("id", "policy_version", "ticket", "worker_id")
+
+    def __init__(
+        self,
+        id: LeaseId,
+        ticket: Ticket,
+        worker_id: WorkerId,
+        policy_version: PolicyVersion | None,
+    ) -> None:
+        self.id = id
+        self.ticket = ticket
+        self.worker_id = worker_id
+        self.policy_version = policy_version
+
+
+class _Order(Protocol):
+    """Waiting tickets of one lane, in one order."""
+
+    def push(self, ticket: Ticket) -> None: ...
+    def remove(self, ticket: Ticket) -> bool: ...
+    def pop(self) -> Ticket | None: ...
+
+
+class _Line:
+    """First in, first out, with removal from anywhere in O(1)."""
+
+    def __init__(self) -> None:
+        self._tickets: OrderedDict[CallId, Ticket] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    def push(self, ticket: Ticket) -> None:
+        self._tickets[ticket.id] = ticket
+
+    def push_first(self, ticket: Ticket) -> None:
+        self._tickets[ticket.id] = ticket
+        self._tickets.move_to_end(ticket.id, last=False)
+
+    def remove(self, ticket: Ticket) -> bool:
+        return self._tickets.pop(ticket.id, None) is not None
+
+    def pop(self) -> Ticket | None:
+        return self._tickets.popitem(last=False)[1] if self._tickets else None
+
+
+class _RoundRobin:
+    """One line per session; the session whose turn it was goes to the end."""
+
+    def __init__(self) -> None:
+        self._lines: OrderedDict[SessionId, _Line] = OrderedDict()
+
+    def push(self, ticket: Ticket) -> None:
+        line = self._lines.get(ticket.session_id)
+        if line is None:
+            line = self._lines[ticket.session_id] = _Line()
+        line.push(ticket)
+
+    def remove(self, ticket: Ticket) -> bool:
+        line = self._lines.get(ticket.session_id)
+        if line is None or not line.remove(ticket):
+            return False
+        if not line:
+            del self._lines[ticket.session_id]
+        return True
+
+    def pop(self) -> Ticket | None:
+        if not self._lines:
+            return None
+        session_id, line = next(iter(self._lines.items()))
+        ticket = line.pop()
+        if line:
+            self._lines.move_to_end(session_id)
+        else:
+            del self._lines[session_id]
+        return ticket
+
+
+class _Keyed:
+    """The smallest key first. Removed tickets stay in the heap until they surface or outnumber."""
+
+    def __init__(self, key: Callable[[Ticket], tuple[int, ...]]) -> None:
+        self._key = key
+        self._heap: list[tuple[tuple[int, ...], CallId]] = []
+        self._waiting: dict[CallId, Ticket] = {}
+
+    def push(self, ticket: Ticket) -> None:
+        self._waiting[ticket.id] = ticket
+        heapq.heappush(self._heap, (self._key(ticket), ticket.id))
+
+    def remove(self, ticket: Ticket) -> bool:
+        if self._waiting.pop(ticket.id, None) is None:
+            return False
+        if len(self._heap) > 2 * len(self._waiting) + 64:
+            self._heap = [(self._key(kept), kept.id) for kept in self._waiting.values()]
+            heapq.heapify(self._heap)
+        return True
+
+    def pop(self) -> Ticket | None:
+        while self._heap:
+            ticket = self._waiting.pop(heapq.heappop(self._heap)[1], None)
+            if ticket is not None:
+                return ticket
+        return None
+
+
+_ORDERS: dict[ClaimOrder, Callable[[], _Order]] = {
+    "round_robin": _RoundRobin,
+    "fifo": _Line,
+    "oldest_session": lambda: _Keyed(lambda t: (t.session_arrival, t.arrival)),
+    "priority": lambda: _Keyed(lambda t: (-t.priority, t.arrival)),
+}
+
+
+class _Lane:
+    """What waits for one backend."""
+
+    def __init__(self, order: _Order) -> None:
+        self._returned = _Line()
+        self._order = order
+        self.waiting = 0
+
+    def push(self, ticket: Ticket, *, first: bool) -> None:
+        if first:
+            self._returned.push_first(ticket)
+        else:
+            self._order.push(ticket)
+        self.waiting += 1
+
+    def remove(self, ticket: Ticket) -> None:
+        if self._returned.remove(ticket) or self._order.remove(ticket):
+            self.waiting -= 1
+
+    def pop(self) -> Ticket | None:
+        ticket = self._returned.pop() or self._order.pop()
+        if ticket is not None:
+            self.waiting -= 1
+        return ticket
+
+
+class CallQueue:
+    """Tickets waiting and leased.
+
+    `boot` must differ between two runs of a service on one journal: it is part of every lease id,
+    so that a lease of an earlier run is never taken for one of this run.
+    """
+
+    def __init__(
+        self,
+        *,
+        boot: str = "0",
+        order: ClaimOrder = "round_robin",
+        max_queued: int = 20_000,
+        max_deliveries: int = 5,
+    ) -> None:
+        self._boot = boot
+        self._new_order = _ORDERS[order]
+        self._max_queued = max_queued
+        self._max_deliveries = max_deliveries
+        self._lanes: dict[str, _Lane] = {}
+        self._leases: dict[LeaseId, Held] = {}
+        self._expiries = Timers()
+        self._arrivals = 0
+        self.queued = 0
+
+    @property
+    def leased(self) -> int:
+        return len(self._leases)
+
+    def waiting(self, backend: str) -> int:
+        lane = self._lanes.get(backend)
+        return lane.waiting if lane else 0
+
+    def leases(self) -> Iterator[Held]:
+        """The leases that are out, as of now."""
+        yield from list(self._leases.values())
+
+    def admit(self) -> None:
+        """Raises `QueueFull` if one more ticket would be over the bound."""
+        if self.queued >= self._max_queued:
+            raise QueueFull(f"{self.queued} calls wait already; the bound is {self._max_queued}")
+
+    def add(self, ticket: Ticket) -> None:
+        """Let a queued ticket be claimed. A ticket that was handed out before goes to the head."""
+        self._arrivals += 1
+        ticket.arrival = self._arrivals
+        self._push(ticket, first=ticket.deliveries > 0)
+
+    def claim(
+        self,
+        worker_id: WorkerId,
+        *,
+        now: float,
+        lease_seconds: float,
+        backend: str = "queue",
+        policy_version: PolicyVersion | None = None,
+        fit: Callable[[Ticket], bool] | None = None,
+    ) -> Held | None:
+        """Lease the next ticket, or None if none waits.
+
+        `fit` is asked about each candidate; one it refuses leaves the queue, still `queued`, and is
+        the asker's to end.
+        """
+        lane = self._lanes.get(backend)
+        while lane is not None and (ticket := lane.pop()) is not None:
+            self.queued -= 1
+            if fit is not None and not fit(ticket):
+                continue
+            ticket.move(Event.CLAIM)
+            ticket.deliveries += 1
+            lease_id = LeaseId(f"{ticket.id}.{self._boot}{ticket.deliveries}")
+            held = Held(lease_id, ticket, worker_id, policy_version)
+            ticket.lease = held
+            self._leases[lease_id] = held
+            self._expiries.set(lease_id, now + lease_seconds)
+            return held
+        return None
+
+    def held(self, lease_id: LeaseId) -> Held:
+        """Raises `LeaseLost` unless this lease is the newest of its ticket and not over."""
+        held = self._leases.get(lease_id)
+        if held is None:
+            raise LeaseLost(f"lease {lease_id} is over; drop the work")
+        return held
+
+    def renew(self, lease_id: LeaseId, *, now: float, lease_seconds: float) -> None:
+        self.held(lease_id)
+        self._expiries.set(lease_id, now + lease_seconds)
+
+    def release(self, lease_id: LeaseId) -> Ticket:
+        """Give the ticket back, to the head of its lane."""
+        return self._give_back(self.held(lease_id), Event.RELEASE)
+
+    def end(self, ticket: Ticket, event: Event) -> None:
+        """Take a ticket out for good: answered, failed or cancelled, wherever it was."""
+        ticket.move(event)
+        if ticket.lease is not None:
+            self._drop_lease(ticket.lease)
+        else:
+            lane = self._lanes.get(ticket.backend)
+            if lane is not None:
+                before = lane.waiting
+                lane.remove(ticket)
+                self.queued -= before - lane.waiting
+
+    def expire(self, now: float) -> tuple[list[Ticket], list[Ticket]]:
+        """End the leases that are over: (tickets that wait again, tickets handed out too often).
+
+        The second kind keeps its last lease's state; the caller fails them.
+        """
+        again: list[Ticket] = []
+        exhausted: list[Ticket] = []
+        for lease_id in self._expiries.due(now):
+            held = self._leases[LeaseId(lease_id)]
+            ticket = held.ticket
+            ticket.lost += 1
+            if ticket.lost >= self._max_deliveries:
+                exhausted.append(ticket)
+            else:
+                again.append(self._give_back(held, Event.EXPIRE))
+        return again, exhausted
+
+    def _give_back(self, held: Held, event: Event) -> Ticket:
+        ticket = held.ticket
+        ticket.move(event)
+        self._drop_lease(held)
+        self._push(ticket, first=True)
+        return ticket
+
+    def _push(self, ticket: Ticket, *, first: bool) -> None:
+        lane = self._lanes.get(ticket.backend)
+        if lane is None:
+            lane = self._lanes[ticket.backend] = _Lane(self._new_order())
+        lane.push(ticket, first=first)
+        self.queued += 1
+
+    def _drop_lease(self, held: Held) -> None:
+        del self._leases[held.id]
+        self._expiries.drop(held.id)
+        held.ticket.lease = None

@@ -1,0 +1,131 @@
+"""What the journal says: one struct per kind of record, tagged by `t` in its JSON.
+
+Records are facts in the order they happened; applying them in that order to an empty `calls.Book`
+rebuilds every session and call. Bytes fields are base64 in the JSON.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from msgspec import Raw, Struct
+
+from rock.modelservice.answer import AnswerChoice
+from rock.modelservice.states import Event
+from rock.modelservice.wire import CloseReason, SessionSpec, Usage
+
+SCHEMA = 1
+"""Version of these shapes. A journal with a higher one is refused."""
+
+
+class _Record(Struct, omit_defaults=True, tag_field="t"):
+    pass
+
+
+class Header(_Record, tag="header"):
+    """First record of a journal."""
+
+    schema: int
+
+
+class Booted(_Record, tag="booted"):
+    """A process took the journal over; leases of earlier runs are over."""
+
+    run: int
+
+
+class SessionOpened(_Record, tag="session_opened"):
+    session: str
+    key_sha256: bytes
+    spec: SessionSpec
+
+
+class SessionEnded(_Record, tag="session_closed"):
+    session: str
+    reason: CloseReason
+
+
+class CallQueued(_Record, tag="queued"):
+    """A request, with what is new in it. `graph.Extension` explains the numbers."""
+
+    call: str
+    dialect: str
+    base: int
+    path: list[int]
+    blobs: list[Raw]
+    request: Raw
+    """The canonical request as asked, without messages and tools."""
+    tools: int | None = None
+    pinned: Raw | None = None
+    """The values that the session's pins put in place of the agent's."""
+    idempotency_key: str | None = None
+
+
+class CallLeased(_Record, tag="leased"):
+    call: str
+    lease: str
+    worker: str
+
+
+class CallAnswered(_Record, tag="answered"):
+    call: str
+    lease: str
+    fingerprint: bytes
+    """Of the completion as the worker sent it: the same one again is no conflict."""
+    choices: tuple[AnswerChoice, ...]
+    prompt_ids: bytes | None = None
+    """Packed ids: the whole prompt, or with `continues` what follows the parent's sequence."""
+    continues: bool = False
+    policy_version: int | None = None
+    usage: Usage | None = None
+    untrainable: str | None = None
+
+
+class CallMoved(_Record, tag="moved"):
+    """`sent`, `agent_left`, `collect`, `grace_over` or `close` happened to a call."""
+
+    call: str
+    event: Event
+
+
+class CallFailedRecord(_Record, tag="failed"):
+    """`fail` or `deadline` happened to a call."""
+
+    call: str
+    event: Event
+    code: str
+    message: str
+
+
+class PolicyChanged(_Record, tag="policy"):
+    version: int | None
+    state: Literal["running", "paused"]
+
+
+class GroupPublished(_Record, tag="group_published"):
+    group_id: str
+    group: Raw
+
+
+class GroupAcknowledged(_Record, tag="group_acknowledged"):
+    group_id: str
+
+
+Record = (
+    Header
+    | Booted
+    | SessionOpened
+    | SessionEnded
+    | CallQueued
+    | CallLeased
+    | CallAnswered
+    | CallMoved
+    | CallFailedRecord
+    | PolicyChanged
+    | GroupPublished
+    | GroupAcknowledged
+)
+
+decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
+encoder = msgspec.json.Encoder()

@@ -1,0 +1,111 @@
+"""Token rows: the calls of one session as training sequences, each sampled token in exactly one.
+
+A call whose prompt ids begin with its parent's prompt and answer ids goes on in the parent's row;
+any other starts a row of its own, with everything before its answer masked. Prompts are stored as
+what is new after the parent, so a turn costs what is new in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rock.modelservice import tokens
+from rock.modelservice.wire import Span, TokenRow
+from rock.types import CallId, PolicyVersion
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One choice: packed ids and log-probabilities of the same length."""
+
+    ids: bytes
+    logprobs: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CallTokens:
+    """The tokens of one trainable call."""
+
+    call_id: CallId
+    policy_version: PolicyVersion | None
+    samples: tuple[Sample, ...]
+    prompt: bytes
+    """Packed prompt ids: all of them, or those after the parent's prompt and answer."""
+    parent: CallTokens | None = None
+    parent_choice: int = 0
+
+    def prompt_ids(self) -> bytes:
+        """The whole prompt, packed."""
+        pieces: list[bytes] = [self.prompt]
+        call = self
+        while call.parent is not None:
+            pieces.append(call.parent.samples[call.parent_choice].ids)
+            call = call.parent
+            pieces.append(call.prompt)
+        pieces.reverse()
+        return b"".join(pieces)
+
+    def sequence_ids(self, choice: int) -> bytes:
+        """Prompt and answer, packed: what a call that goes on from `choice` starts with."""
+        return self.prompt_ids() + self.samples[choice].ids
+
+
+def new_after(prompt: bytes, parent: CallTokens, choice: int) -> bytes | None:
+    """The packed ids of `prompt` after the parent's sequence; None if it does not start with it."""
+    sequence = parent.sequence_ids(choice)
+    return prompt[len(sequence) :] if prompt.startswith(sequence) else None
+
+
+class _Row:
+    def __init__(self, chain: str) -> None:
+        self.row = TokenRow(chain=chain, token_ids=[], mask=[], logprobs=[], spans=[])
+
+    def prompt(self, call: CallTokens, ids: bytes) -> None:
+        values = tokens.unpack_ids(ids)
+        if values:
+            self._add(call, values, [0] * len(values), [0.0] * len(values), "prompt")
+
+    def sampled(self, call: CallTokens, sample: Sample) -> None:
+        values = tokens.unpack_ids(sample.ids)
+        logprobs = tokens.unpack_logprobs(sample.logprobs)
+        self._add(call, values, [1] * len(values), logprobs, "sampled")
+
+    def _add(
+        self, call: CallTokens, ids: list[int], mask: list[int], logprobs: list[float], kind: str
+    ) -> None:
+        row = self.row
+        start = len(row.token_ids)
+        row.token_ids += ids
+        row.mask += mask
+        row.logprobs += logprobs
+        row.spans.append(
+            Span(
+                start=start,
+                end=len(row.token_ids),
+                kind="sampled" if kind == "sampled" else "prompt",
+                call_id=call.call_id,
+                policy_version=call.policy_version if kind == "sampled" else None,
+            )
+        )
+
+
+def build_rows(calls: Iterable[CallTokens]) -> list[TokenRow]:
+    """The rows of a session's trainable calls, which come in the order they were asked."""
+    rows: list[_Row] = []
+    ends: dict[tuple[CallId, int], _Row] = {}
+    """Rows that can still go on, by the answer they end with."""
+    for call in calls:
+        for choice, sample in enumerate(call.samples):
+            row = None
+            if choice == 0 and call.parent is not None:
+                row = ends.pop((call.parent.call_id, call.parent_choice), None)
+            if row is not None:
+                row.prompt(call, call.prompt)
+            else:
+                row = _Row(f"{call.call_id}/{choice}")
+                row.prompt(call, call.prompt_ids())
+                rows.append(row)
+            row.sampled(call, sample)
+            ends[call.call_id, choice] = row
+    return [row.row for row in rows]

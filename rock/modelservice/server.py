@@ -1,0 +1,321 @@
+"""The HTTP server: sockets, the adapter between aiohttp and the planes, and the process's life.
+
+`serving` is the composition (service, built-in workers, two listeners, attach point) as an async
+context manager; `run` adds what a process needs: signals, `ready.json`, an end with its parent.
+The adapter logs session routes without keys and decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+from aiohttp import ClientError, web
+from msgspec import Struct
+
+from rock.errors import BadRequest, ConfigError, PayloadTooLarge, RockError, SessionClosed
+from rock.modelservice import backends
+from rock.modelservice.agent_plane import AgentPlane
+from rock.modelservice.attach import AttachPoint
+from rock.modelservice.control_plane import ControlPlane
+from rock.modelservice.keys import Keys, ensure_keys
+from rock.modelservice.plane import EventStream, Reply, Request
+from rock.modelservice.service import ModelService
+from rock.modelservice.settings import ServiceConfig
+from rock.modelservice.worker import Policy
+from rock.types import SessionId
+
+log = logging.getLogger(__name__)
+
+READY_FILE = "ready.json"
+ATTACH_FILE = "attach.sock"
+KEEPALIVE_TIMEOUT_SECONDS = 3630.0
+"""Above that of any client: the one who closes an idle connection should be the client."""
+SHUTDOWN_SECONDS = 1.0
+"""For replies being written when the service stops; a waiting agent comes back to its call."""
+STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+Handle: TypeAlias = Callable[[Request], Coroutine[Any, Any, Reply | EventStream]]
+
+
+class Ready(Struct, kw_only=True):
+    """`ready.json`: where a started service is. Keys are in their own file."""
+
+    pid: int
+    agent_url: str
+    control_url: str
+    attach_path: str
+
+
+class Adapter:
+    """One plane as an aiohttp handler."""
+
+    def __init__(
+        self, handle: Handle, refusal: Callable[[RockError], Reply], max_body_bytes: int
+    ) -> None:
+        self._handle = handle
+        self._refusal = refusal
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
+        reply = await self._answer(request)
+        try:
+            response = await _write(request, reply)
+        except BaseException:  # the other side is gone, or this handler is being cancelled
+            reply.lost()
+            raise
+        reply.sent()
+        return response
+
+    async def _answer(self, request: web.BaseRequest) -> Reply | EventStream:
+        asked = Request(
+            method=request.method,
+            path=request.rel_url.raw_path,
+            headers=request.headers,
+            read=lambda: read_body(request, self._max_body_bytes),
+        )
+        try:
+            return await self._handle(asked)
+        except Exception:
+            log.exception("unexpected error in a handler")
+            return self._refusal(RockError("internal error; see the service's log"))
+
+
+async def read_body(request: web.BaseRequest, max_bytes: int) -> bytes:
+    """The whole body. Raises PayloadTooLarge before reading more than `max_bytes`."""
+    too_large = PayloadTooLarge(f"the body is over the limit of {max_bytes} bytes")
+    if (request.content_length or 0) > max_bytes:
+        raise too_large
+    if request.headers.get("Expect", "").lower() == "100-continue":
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        while chunk := await request.content.readany():
+            size += len(chunk)
+            if size > max_bytes:
+                raise too_large
+            chunks.append(chunk)
+    except (ClientError, web.RequestPayloadError) as exc:
+        raise BadRequest(f"the body broke off or is badly encoded: {exc}") from exc
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+async def _write(request: web.BaseRequest, reply: Reply | EventStream) -> web.StreamResponse:
+    """Write all of it here, so that the end of this call means that it was written."""
+    if isinstance(reply, Reply):
+        response = web.Response(
+            status=reply.status,
+            body=reply.body,
+            headers=reply.headers or None,
+            content_type=reply.content_type,
+        )
+        await response.prepare(request)
+        await response.write_eof()
+        return response
+    stream = web.StreamResponse(headers=STREAM_HEADERS)
+    stream.content_type = "text/event-stream"
+    async with contextlib.aclosing(reply.frames) as frames:
+        await stream.prepare(request)
+        async for frame in frames:
+            await stream.write(frame)
+        await stream.write_eof()
+    return stream
+
+
+@asynccontextmanager
+async def listening(listener: socket.socket, adapter: Adapter) -> AsyncGenerator[None, None]:
+    """Serve HTTP on a bound socket, which is closed at the end."""
+    server = web.Server(
+        adapter,
+        handler_cancellation=True,
+        tcp_keepalive=True,
+        keepalive_timeout=KEEPALIVE_TIMEOUT_SECONDS,
+        access_log=None,
+    )
+    runner = web.ServerRunner(server, shutdown_timeout=SHUTDOWN_SECONDS)
+    try:
+        await runner.setup()
+        await web.SockSite(runner, listener, backlog=4096).start()
+        yield
+    finally:
+        await runner.cleanup()
+        listener.close()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A TCP socket bound to an address. Raises ConfigError saying what is in the way."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as exc:
+        listener.close()
+        raise ConfigError(f"cannot listen on {host}:{port}: {exc.strerror or exc}") from exc
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    name: tuple[str, int] = listener.getsockname()[:2]
+    host, port = name
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host) or host
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A service with open doors."""
+
+    service: ModelService
+    agent_url: str
+    control_url: str
+    attach_path: Path
+    keys: Keys
+
+
+@asynccontextmanager
+async def serving(
+    config: ServiceConfig,
+    *,
+    policies: Mapping[str, Policy] | None = None,
+    agent_socket: socket.socket | None = None,
+    control_socket: socket.socket | None = None,
+) -> AsyncGenerator[Running, None]:
+    """Open a service and everything it listens on; sockets given are used instead of new ones."""
+    async with AsyncExitStack() as stack:
+        service = await stack.enter_async_context(ModelService.open(config))
+        keys = ensure_keys(config.state_dir)
+        agent = agent_socket or bind(config.agent_host, config.agent_port)
+        stack.callback(agent.close)
+        control = control_socket or bind(config.control_host, config.control_port)
+        stack.callback(control.close)
+        workers = await stack.enter_async_context(backends.running(service, policies or {}))
+
+        @asynccontextmanager
+        async def lend(listener: socket.socket, session_id: str) -> AsyncGenerator[None, None]:
+            try:
+                session = service.session(SessionId(session_id))
+                if not session.open:
+                    raise SessionClosed(f"session {session_id} is closed: {session.close_reason}")
+            except RockError:
+                listener.close()
+                raise
+            plane = AgentPlane(service, bound=session)
+            async with listening(listener, _agent_adapter(plane, config)):
+                yield
+
+        attach_path = config.state_dir / ATTACH_FILE
+        point = AttachPoint(lend)
+        await stack.enter_async_context(point.open(attach_path))
+        control_plane = ControlPlane(
+            service, keys, agent_url=url_of(agent), backends=workers, detach=point.detach
+        )
+        adapter = Adapter(control_plane.handle, control_plane.refusal, config.max_body_bytes)
+        await stack.enter_async_context(listening(control, adapter))
+        adapter = _agent_adapter(AgentPlane(service), config)
+        await stack.enter_async_context(listening(agent, adapter))
+        yield Running(service, url_of(agent), url_of(control), attach_path, keys)
+
+
+def _agent_adapter(plane: AgentPlane, config: ServiceConfig) -> Adapter:
+    return Adapter(plane.handle, plane.refusal, config.max_body_bytes)
+
+
+def run(
+    config: ServiceConfig,
+    *,
+    policies: Mapping[str, Policy] | None = None,
+    agent_fd: int | None = None,
+    control_fd: int | None = None,
+    parent_pid: int | None = None,
+) -> None:
+    """Serve until SIGTERM, SIGINT or, if given, the death of `parent_pid`. Blocks.
+
+    `agent_fd` and `control_fd` are listening sockets inherited from whoever owns them.
+    """
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_run(config, policies, agent_fd, control_fd, parent_pid))
+
+
+async def _run(
+    config: ServiceConfig,
+    policies: Mapping[str, Policy] | None,
+    agent_fd: int | None,
+    control_fd: int | None,
+    parent_pid: int | None,
+) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    ready = config.state_dir / READY_FILE
+    with _watching(parent_pid, stop):
+        async with serving(
+            config,
+            policies=policies,
+            agent_socket=None if agent_fd is None else socket.socket(fileno=agent_fd),
+            control_socket=None if control_fd is None else socket.socket(fileno=control_fd),
+        ) as running:
+            try:
+                _write_ready(ready, running)
+                log.info(
+                    "serving agents on %s, control on %s", running.agent_url, running.control_url
+                )
+                await stop.wait()
+            finally:
+                ready.unlink(missing_ok=True)
+
+
+def _write_ready(path: Path, running: Running) -> None:
+    """Atomically: whoever sees the file sees all of it."""
+    ready = Ready(
+        pid=os.getpid(),
+        agent_url=running.agent_url,
+        control_url=running.control_url,
+        attach_path=str(running.attach_path),
+    )
+    draft = path.with_suffix(".new")
+    draft.write_bytes(msgspec.json.encode(ready))
+    draft.replace(path)
+
+
+@contextlib.contextmanager
+def _watching(parent_pid: int | None, stop: asyncio.Event) -> Generator[None, None, None]:
+    """Set `stop` when a process ends, which the kernel says through its pidfd."""
+    if parent_pid is None:
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    try:
+        pidfd = os.pidfd_open(parent_pid)
+    except ProcessLookupError:
+        stop.set()
+        yield
+        return
+    loop.add_reader(pidfd, stop.set)
+    try:
+        yield
+    finally:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop where it is installed (`rock[speed]`)."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop

@@ -1,0 +1,126 @@
+"""The session table: who may call the model, with what limits, and how many calls came of it.
+
+A key is the only secret and is handed out once; the table, like the journal, keeps its SHA-256.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Iterator
+
+from rock.errors import NotFound, Unauthorized
+from rock.modelservice.states import State
+from rock.modelservice.wire import CloseReason, SessionSpec
+from rock.types import Labels, PolicyVersion, SessionId, SessionKey
+
+
+def new_key() -> SessionKey:
+    """256 random bits; safe in a URL path and in a header."""
+    return SessionKey(secrets.token_urlsafe(32))
+
+
+def new_id() -> SessionId:
+    return SessionId(f"s{secrets.token_hex(6)}")
+
+
+def key_hash(key: str) -> bytes:
+    # Keys are random, so a plain hash cannot be guessed back.
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+
+
+class Session:
+    """One agent's right to call the model."""
+
+    __slots__ = (
+        "arrival",
+        "calls",
+        "close_reason",
+        "counts",
+        "first_sampled_version",
+        "id",
+        "last_call_at",
+        "opened_at",
+        "spec",
+    )
+
+    def __init__(self, id: SessionId, spec: SessionSpec, *, arrival: int, now: float) -> None:
+        self.id = id
+        self.spec = spec
+        self.arrival = arrival
+        """Place in the order in which sessions were opened."""
+        self.opened_at = now
+        self.last_call_at: float | None = None
+        self.close_reason: CloseReason | None = None
+        self.calls = 0
+        """Calls ever made; retries that re-attached do not count."""
+        self.counts: dict[State, int] = dict.fromkeys(State, 0)
+        """Calls by the state they are in."""
+        self.first_sampled_version: PolicyVersion | None = None
+
+    @property
+    def open(self) -> bool:
+        return self.close_reason is None
+
+    @property
+    def labels(self) -> Labels:
+        return self.spec.labels
+
+    @property
+    def priority(self) -> int:
+        """The label `priority` as a number; 0 if it is missing or none."""
+        try:
+            return int(self.spec.labels.get("priority", "0"))
+        except ValueError:
+            return 0
+
+    @property
+    def parked(self) -> int:
+        return self.counts[State.QUEUED] + self.counts[State.LEASED]
+
+    def stale_at(self, version: PolicyVersion | None, bound: int | None) -> bool:
+        """Whether a worker with `version` is too far ahead of the session's first sampled tokens."""
+        first = self.first_sampled_version
+        if version is None or bound is None or first is None:
+            return False
+        return version - first > bound
+
+
+class Sessions:
+    """Every session of the service, by id and by key."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[SessionId, Session] = {}
+        self._by_key: dict[bytes, Session] = {}
+        self.open_count = 0
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(self._by_id.values())
+
+    def add(self, id: SessionId, key_sha256: bytes, spec: SessionSpec, *, now: float) -> Session:
+        session = Session(id, spec, arrival=len(self._by_id), now=now)
+        self._by_id[id] = session
+        self._by_key[key_sha256] = session
+        self.open_count += 1
+        return session
+
+    def get(self, session_id: str) -> Session:
+        """Raises `NotFound`."""
+        session = self._by_id.get(SessionId(session_id))
+        if session is None:
+            raise NotFound(f"there is no session {session_id!r}")
+        return session
+
+    def with_key(self, key: str) -> Session:
+        """Raises `Unauthorized`."""
+        # A lookup by hash: how long it takes says nothing about how much of a key was right.
+        session = self._by_key.get(key_hash(key))
+        if session is None:
+            raise Unauthorized("this key opens no session of this service")
+        return session
+
+    def close(self, session: Session, reason: CloseReason) -> None:
+        """The first reason stands."""
+        if session.close_reason is None:
+            session.close_reason = reason
+            self.open_count -= 1

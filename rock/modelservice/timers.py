@@ -1,0 +1,41 @@
+"""What is due when: one moment per name, in O(log n), without a timer object for each."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+
+class Timers:
+    """Moments by name. Setting a name again moves its moment."""
+
+    def __init__(self) -> None:
+        self._moments: dict[str, float] = {}
+        self._heap: list[tuple[float, str]] = []
+
+    def __len__(self) -> int:
+        return len(self._moments)
+
+    def set(self, name: str, moment: float) -> None:
+        self._moments[name] = moment
+        heapq.heappush(self._heap, (moment, name))
+        self._shrink()
+
+    def drop(self, name: str) -> None:
+        """Forget a name; unknown names are fine."""
+        if self._moments.pop(name, None) is not None:
+            self._shrink()
+
+    def due(self, now: float) -> Iterator[str]:
+        """Each name whose moment has come, forgotten as it is yielded."""
+        while self._heap and self._heap[0][0] <= now:
+            moment, name = heapq.heappop(self._heap)
+            if self._moments.get(name) == moment:  # else dropped, or moved since
+                del self._moments[name]
+                yield name
+
+    def _shrink(self) -> None:
+        # Dropped and moved entries stay in the heap until they surface or outnumber the live ones.
+        if len(self._heap) > 2 * len(self._moments) + 64:
+            self._heap = [(moment, name) for name, moment in self._moments.items()]
+            heapq.heapify(self._heap)
