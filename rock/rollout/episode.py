@@ -33,11 +33,11 @@ from rock.rollout.grading import grade
 from rock.rollout.outcome import TABLE, Outcome, OutcomeClass, Phase, graded, outcome_of
 from rock.rollout.record import CommandSeen, Plan, Record, Usage, now, seen
 from rock.rollout.runfile import RunFile
-from rock.rollout.shield import finish
 from rock.rollout.staging import upload_files
 from rock.rollout.task import Grader, LoadedTask
 from rock.rollout.trajectory import export
 from rock.sandbox.base import ExecResult, Provider, Sandbox, SandboxSpec
+from rock.sandbox.ending import to_the_end
 from rock.types import Clock
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ async def run_attempt(
     except Exception as exc:  # noqa: BLE001 - the one place where failures become outcomes
         outcome = attempt.outcome_of_error(exc)
     record = attempt.record(outcome, started_at, tools.clock() - started)
-    await finish(_awaited(save(record)))
+    await to_the_end(_awaited(save(record)))
     if cancelled is not None:
         raise cancelled
     return record
@@ -177,7 +177,7 @@ class _Attempt:
                     info = await self.tools.admin.close_session(session.session_id)
             return end, info.close_reason
         except BaseException:
-            await finish(self._revoke(session.session_id))
+            await to_the_end(self._revoke(session.session_id))
             raise
 
     async def _attach(
@@ -323,7 +323,7 @@ def _episode_seed(seed: int, plan: Plan) -> int:
 
 async def _stop(sandbox: Sandbox) -> None:
     """Stop the sandbox, whatever; the provider's own close and its lifetime are behind this."""
-    await finish(_bounded_stop(sandbox))
+    await to_the_end(_bounded_stop(sandbox))
 
 
 async def _bounded_stop(sandbox: Sandbox) -> None:

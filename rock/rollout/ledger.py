@@ -22,7 +22,7 @@ import msgspec
 from rock.errors import LedgerError
 from rock.rollout.durable import sync_folder, write_all
 from rock.rollout.outcome import OutcomeClass
-from rock.rollout.shield import finish
+from rock.sandbox.ending import to_the_end
 
 SCHEMA = 1
 
@@ -238,7 +238,7 @@ class Ledger:
 
     async def append(self, *events: Event) -> None:
         """Write `events` and wait until they are on disk; a cancellation waits for that too."""
-        await finish(self._append(events))
+        await to_the_end(self._append(events))
 
     async def _append(self, events: Iterable[Event]) -> None:
         async with self._lock:

@@ -53,7 +53,7 @@ class Runner:
         events: list[GroupPlanned] = []
         for number, item in enumerate(self._tasks.values()):
             group_id = f"{self._directory.run_id}.{number:05d}"
-            digest = digest_of(item.task)
+            digest = digest_of(item)
             if group_id not in planned:
                 events.append(
                     GroupPlanned(

@@ -8,9 +8,9 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from rock.rollout.shield import finish
 from rock.rollout.task import TaskFile
 from rock.sandbox.base import Sandbox
+from rock.sandbox.ending import to_the_end
 
 
 async def upload_files(
@@ -29,10 +29,10 @@ async def upload_files(
     stage = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="rock-stage-"))
     try:
         tree = stage / "tree"
-        await finish(asyncio.to_thread(_lay_out, tree, files, folder, writable))
+        await to_the_end(asyncio.to_thread(_lay_out, tree, files, folder, writable))
         await sandbox.upload(tree, target)
     finally:
-        await finish(asyncio.to_thread(shutil.rmtree, stage, ignore_errors=True))
+        await to_the_end(asyncio.to_thread(shutil.rmtree, stage, ignore_errors=True))
 
 
 def _lay_out(tree: Path, files: Mapping[str, TaskFile], folder: Path, writable: str | None) -> None:

@@ -34,6 +34,25 @@ def test_paths_are_relative_to_the_run_file(tmp_path: Path) -> None:
     assert run.out == tmp_path / "runs" / "x"
 
 
+def test_a_run_wide_grader_brings_its_files_along(tmp_path: Path) -> None:
+    (tmp_path / "checks" / "deep").mkdir(parents=True)
+    (tmp_path / "checks" / "deep" / "t.py").write_bytes(b"assert 1\n")
+    grader = {"command": ["python3"], "files": {"t": {"source": "checks"}, "x": "y"}}
+    run = load_run_file(write(tmp_path, {**GOOD, "grader": grader}))
+    assert run.grader is not None
+    assert {name: file.data() for name, file in run.grader.files.items()} == {
+        "t/deep/t.py": b"assert 1\n",
+        "x": b"y",
+    }
+
+
+def test_overrides_win_over_the_file_and_are_checked_like_it(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD)
+    assert load_run_file(path, overrides={"model": "litellm:m"}).model == "litellm:m"
+    with pytest.raises(ConfigError, match="model: .*'gpt'"):
+        load_run_file(path, overrides={"model": "gpt"})
+
+
 def test_a_format_name_is_not_taken_for_a_path(tmp_path: Path) -> None:
     assert load_run_file(write(tmp_path, {**GOOD, "tasks": "humaneval:0-3"})).tasks == (
         "humaneval:0-3"

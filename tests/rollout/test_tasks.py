@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rock.errors import ConfigError
-from rock.rollout.task import LoadedTask, TaskFile, digest_of
+from rock.rollout.task import LoadedTask, digest_of
 from rock.rollout.tasks import load_tasks
 
 GOOD: dict[str, Any] = {
@@ -139,8 +139,12 @@ def test_a_wrong_humaneval_selection_says_what_is_expected(tmp_path: Path, selec
 
 
 def test_any_change_of_a_task_changes_its_digest(tmp_path: Path) -> None:
-    (loaded,) = load_rows(tmp_path, GOOD)
-    (same,) = load_rows(tmp_path, GOOD)
-    assert digest_of(loaded.task) == digest_of(same.task)
-    other = loaded.task.model_copy(update={"files": {"src/a.py": TaskFile(text="x = 2\n")}})
-    assert digest_of(other) != digest_of(loaded.task)
+    (tmp_path / "repo").mkdir()
+    (tmp_path / "repo" / "a").write_text("1")
+    row = {**GOOD, "files": {"repo": {"source": "repo"}, "b": "x"}}
+    (loaded,) = load_rows(tmp_path, row)
+    before = digest_of(loaded)
+    assert digest_of(load_rows(tmp_path, row)[0]) == before
+    assert digest_of(load_rows(tmp_path, {**row, "instruction": "other"})[0]) != before
+    (tmp_path / "repo" / "a").write_text("2")
+    assert digest_of(loaded) != before
