@@ -1,10 +1,10 @@
 """The run file: paths relative to it, a clear line per wrong field, and what a resume may change."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from rock.errors import ConfigError
 from rock.rollout.runfile import RunFile, differences, load_run_file
@@ -14,7 +14,7 @@ GOOD: dict[str, Any] = {"tasks": "tasks.jsonl", "agent": {"command": ["agent", "
 
 def write(folder: Path, data: Any) -> Path:
     path = folder / "run.yaml"
-    path.write_text(data if isinstance(data, str) else yaml.safe_dump(data))
+    path.write_text(data if isinstance(data, str) else json.dumps(data))
     return path
 
 
@@ -49,7 +49,7 @@ def test_a_run_wide_grader_brings_its_files_along(tmp_path: Path) -> None:
 def test_overrides_win_over_the_file_and_are_checked_like_it(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
     assert load_run_file(path, overrides={"model": "litellm:m"}).model == "litellm:m"
-    with pytest.raises(ConfigError, match="model: .*'gpt'"):
+    with pytest.raises(ConfigError, match=r"model: .*'gpt'"):
         load_run_file(path, overrides={"model": "gpt"})
 
 
