@@ -221,11 +221,11 @@ class Attachment:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             async with asyncio.timeout(HANDSHAKE_SECONDS):
+                connection.setblocking(False)
                 with reachable(self._path) as name:
-                    connection.connect(name)  # local: succeeds or fails at once
+                    connection.connect(name)  # local: succeeds at once, or fails and is tried again
                 line = json.dumps({"session_id": self._session_id}).encode() + b"\n"
                 socket.send_fds(connection, [line], [self._listener.fileno()])
-                connection.setblocking(False)
                 _raise_error(await _read_line(connection))
         except BaseException:
             connection.close()

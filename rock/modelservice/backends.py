@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import cast
 
 from rock.errors import ConfigError
 from rock.modelservice import wire
@@ -77,7 +78,7 @@ async def running(
     async with AsyncExitStack() as stack:
         for policy in policies.values():
             if isinstance(policy, AbstractAsyncContextManager):
-                await stack.enter_async_context(policy)
+                await stack.enter_async_context(cast("AbstractAsyncContextManager[object]", policy))
         tasks = [asyncio.ensure_future(worker.run(stop)) for worker in workers.values()]
         try:
             yield workers

@@ -169,12 +169,13 @@ async def test_a_script_is_read_by_turn() -> None:
 
 async def test_scripted_tokens_extend_the_parents_exactly() -> None:
     user = {"role": "user", "content": "x"}
-    echo = {"role": "assistant", "content": None, "tool_calls": []}
+    echo: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": []}
     policy = ScriptedPolicy(lambda _: "ok")
     parent = Parent(call_id="c0", choice=0, messages=2, token_ids=[9, 9, END_OF_MESSAGE])
     [completion] = await policy([lease(user, echo, user, parent=parent)])
     new = [*b'{"role":"user","content":"x"}', END_OF_MESSAGE]
     assert completion.prompt_token_ids == [9, 9, END_OF_MESSAGE, *new]
     [choice] = completion.choices
-    assert choice.token_ids == [*b'{"content":"ok"}', END_OF_MESSAGE]
-    assert len(choice.logprobs or []) == len(choice.token_ids)
+    ids = choice.token_ids or []
+    assert ids == [*b'{"content":"ok"}', END_OF_MESSAGE]
+    assert len(choice.logprobs or []) == len(ids)
