@@ -81,11 +81,14 @@ class ChannelSandbox(Sandbox):
         *,
         remove: Callable[[], Awaitable[None]],
         rlimits: Sequence[tuple[int, int]] = (),
+        identity: Identity | None = None,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self.id = sandbox_id
         self.spec = spec
         self.channel = channel
-        self.identity = identity_of(spec)
+        self.identity = identity if identity and spec.user is None else identity_of(spec)
+        self._variables = dict(variables or {})
         self._remove = remove
         self._rlimits = tuple(rlimits)
         self._stopping: asyncio.Task[None] | None = None
@@ -95,7 +98,10 @@ class ChannelSandbox(Sandbox):
         owner = os.fsencode(self.identity.user)
         await self.channel.ping()
         await self.channel.make_directory(b"/tmp", mode=0o1777, owner=b"")
+        mounted = {mount.target.rstrip("/") for mount in self.spec.mounts}
         for path in (self.identity.home, self.spec.workdir):
+            if path.rstrip("/") in mounted:
+                continue  # a host directory keeps its owner and mode
             await self.channel.make_directory(self._path(path), mode=0o755, owner=owner)
         await self._name_agent()
 
@@ -194,7 +200,7 @@ class ChannelSandbox(Sandbox):
             "LANG": "C.UTF-8",
             "TMPDIR": "/tmp",
         }
-        merged = {**base, **self.spec.env, **extra}
+        merged = {**base, **self._variables, **self.spec.env, **extra}
         for name in merged:
             if not name or "=" in name:
                 raise CommandRefused(f"env: got the name {name!r}, expected one without '='")
@@ -202,7 +208,7 @@ class ChannelSandbox(Sandbox):
 
     async def _name_agent(self) -> None:
         """Give the default user a name where the image has none: `whoami`, git and ssh want one."""
-        if self.spec.user is not None or self.spec.image is None:
+        if self.identity.user != str(AGENT_UID) or self.spec.image is None:
             return
         try:
             known = await self.channel.read_file(b"/etc/passwd", max_bytes=1024 * 1024)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import functools
 import hashlib
 import logging
 import secrets
@@ -23,15 +24,17 @@ from pathlib import Path
 from rock.errors import ProviderUnavailable, SandboxDied, SandboxError
 from rock.sandbox import hostroot, rundir
 from rock.sandbox.base import Availability, Provider, Sandbox, SandboxSpec
+from rock.sandbox.channel import Channel, connect_to_path
+from rock.sandbox.channel_sandbox import AGENT_HOME, ChannelSandbox, Identity
 from rock.sandbox.container import SOCKET_NAME, container_config
 from rock.sandbox.ending import to_the_end
 from rock.sandbox.engine import REMEDY, Engine, Image
+from rock.sandbox.helper import helper_path
 from rock.sandbox.mounts import checked
 from rock.sandbox.owner import EXPIRES, RUN, Owner, wall_seconds
 
 log = logging.getLogger(__name__)
 
-DEFAULT_USER = f"{hostroot.AGENT_ID}:{hostroot.AGENT_ID}"
 HOST_IMAGE = "rock-host"
 LOCK_SECONDS = 60.0
 
@@ -73,7 +76,7 @@ class DockerProvider(Provider):
         self._start_timeout_seconds = start_timeout_seconds
         self._now = now
         self._owner = Owner.current()
-        self._sandboxes: dict[str, DockerSandbox] = {}
+        self._sandboxes: dict[str, ChannelSandbox] = {}
         self._host_image: Image | None = None
         self._making_host_image = asyncio.Lock()
         self._closed = False
@@ -119,7 +122,14 @@ class DockerProvider(Provider):
             )
             await self.engine.create(image.id, f"rock-{sandbox_id}", config)
             channel = await self._reach(sandbox_id, folder / "run" / SOCKET_NAME)
-            sandbox = DockerSandbox(sandbox_id, spec, channel, self._discard, image)
+            sandbox = ChannelSandbox(
+                sandbox_id,
+                spec,
+                channel,
+                remove=functools.partial(self._discard, sandbox_id),
+                identity=_identity(image),
+                variables=image.env,
+            )
             await sandbox.prepare()
             self._check_open()
         except BaseException:  # whatever it was, also a cancellation, nothing may be left
@@ -167,8 +177,8 @@ class DockerProvider(Provider):
         """The channel to a helper that has just been started, once it answers."""
         container = f"rock-{sandbox_id}"
         deadline = time.monotonic() + self._start_timeout_seconds
+        channel = Channel(connect_to_path(path))
         while True:
-            channel = Channel(path)
             try:
                 await channel.ping()
             except SandboxDied:
@@ -232,3 +242,9 @@ async def _locked(path: Path, *, within_seconds: float) -> AsyncGenerator[None]:
                     raise SandboxError(f"{path} was locked for {within_seconds:g} s") from None
                 await asyncio.sleep(0.02)
         yield
+
+
+def _identity(image: Image) -> Identity | None:
+    """The image's own user, unless it is root: then the provider's safe default applies."""
+    name = image.user.partition(":")[0]
+    return None if name in ("", "root", "0") else Identity(image.user, AGENT_HOME)

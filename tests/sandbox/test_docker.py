@@ -13,7 +13,7 @@ import pytest
 from rock import process
 from rock.config import inherited_environment, read_environment
 from rock.errors import ConfigError, ProviderUnavailable, SandboxDied, SandboxError
-from rock.sandbox.base import Mount, SandboxSpec
+from rock.sandbox.base import ExecStatus, Mount, SandboxSpec
 from rock.sandbox.docker import DockerProvider
 from rock.sandbox.engine import Container, Engine
 from rock.sandbox.owner import wall_seconds
@@ -246,8 +246,7 @@ async def test_a_container_killed_behind_our_back_is_a_dead_sandbox(
     await provider.engine.remove(f"rock-{box.id}")
     with pytest.raises(SandboxDied):
         await asyncio.wait_for(box.exec(["true"], timeout_seconds=5), 10)
-    ended = await asyncio.gather(running, return_exceptions=True)
-    assert isinstance(ended[0], SandboxDied) or ended[0].status == "sandbox_died"
+    assert (await asyncio.wait_for(running, 10)).status is ExecStatus.SANDBOX_DIED
     await box.stop()
     assert folders_of(provider) == set[str]()
 
