@@ -16,14 +16,18 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from rock.errors import (
+    BadRequest,
     BadUser,
     BadWorkdir,
     CommandNotFound,
+    ContextLengthExceeded,
     ModelServiceError,
     SandboxDied,
     SandboxError,
     SandboxFileError,
+    SessionClosed,
     UnsafeArchive,
+    UpstreamUnauthorized,
 )
 from rock.rollout.outcome import OutcomeClass, Phase
 from rock.sandbox.base import ExecResult, ExecStatus
@@ -36,11 +40,8 @@ class CallSeen:
     state: str
     digest: str
     error: str | None = None
-    """`code` or `code: message` of a failed call."""
-
-    @property
-    def code(self) -> str:
-        return (self.error or "").partition(":")[0].strip()
+    code: str | None = None
+    """Why it ended without an answer, as a code of `rock.errors`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +61,7 @@ class Verdict:
 
 
 ANSWERED_STATES = frozenset({"answered", "delivered"})
-UNAUTHORIZED_CODES = frozenset({"invalid_api_key", "upstream_unauthorized", "authentication_error"})
-POLICY_CODES = frozenset({"context_length_exceeded", "session_closed", "invalid_request"})
+POLICY_CODES = frozenset({ContextLengthExceeded.code, SessionClosed.code, BadRequest.code})
 """Failures that the agent or its limits brought about."""
 
 _BY_STATUS = {
@@ -92,7 +92,7 @@ def _judge_calls(end: ExecResult, session: SessionSeen) -> Verdict | None:
         if call.digest in answered or call.code in POLICY_CODES:
             continue
         if call.state == "failed":
-            unauthorized = call.code in UNAUTHORIZED_CODES
+            unauthorized = call.code == UpstreamUnauthorized.code
             cls = OutcomeClass.MODEL_UNAUTHORIZED if unauthorized else OutcomeClass.MODEL_FAILED
             return Verdict(
                 cls=cls, detail=f"call {number} failed: {call.error or 'no reason given'}"
@@ -110,7 +110,7 @@ def _judge_calls(end: ExecResult, session: SessionSeen) -> Verdict | None:
 def _judge_limits(end: ExecResult, session: SessionSeen, requires_model: bool) -> Verdict | None:
     if session.close_reason == "limit":
         return Verdict(cls=OutcomeClass.TURN_LIMIT, detail="the session's limit was reached")
-    if session.calls and session.calls[-1].code == "context_length_exceeded":
+    if session.calls and session.calls[-1].code == ContextLengthExceeded.code:
         return Verdict(cls=OutcomeClass.CONTEXT_LIMIT, detail="the last prompt did not fit")
     if requires_model and not session.calls:
         return Verdict(cls=OutcomeClass.NO_MODEL_CALL, detail=f"the agent {describe(end)}")

@@ -60,7 +60,9 @@ def call_seen(call: wire.TrajectoryCall) -> CallSeen:
     for message in call.request.messages:
         digest.update(bytes(message))
         digest.update(b"\0")
-    return CallSeen(state=call.state, digest=digest.hexdigest(), error=call.error)
+    return CallSeen(
+        state=call.state, digest=digest.hexdigest(), error=call.error, code=call.error_code
+    )
 
 
 def usage_of(trajectory: wire.Trajectory) -> Usage:

@@ -30,8 +30,8 @@ def ended(
     )
 
 
-def call(state: str = "delivered", digest: str = "a", error: str | None = None) -> CallSeen:
-    return CallSeen(state=state, digest=digest, error=error)
+def call(state: str = "delivered", digest: str = "a", code: str | None = None) -> CallSeen:
+    return CallSeen(state=state, digest=digest, error=code and "because", code=code)
 
 
 def judged(
@@ -67,7 +67,7 @@ def test_an_answer_that_never_arrived_is_infra_whatever_the_exit_code(end: ExecR
 
 @pytest.mark.parametrize("end", [ended(), ended(code=1)])
 def test_a_failed_call_is_infra_whatever_the_exit_code(end: ExecResult) -> None:
-    failed = call("failed", "b", "deadline_exceeded: nobody answered")
+    failed = call("failed", "b", "deadline_exceeded")
     assert judged(end, call(), failed) is OutcomeClass.MODEL_FAILED
 
 
@@ -76,7 +76,7 @@ def test_a_failure_that_the_agents_retry_made_good_does_not_count() -> None:
 
 
 def test_a_refused_key_is_the_operators() -> None:
-    refused = call("failed", "a", "upstream_unauthorized: wrong key")
+    refused = call("failed", "a", "upstream_unauthorized")
     assert judged(ended(code=1), refused) is OutcomeClass.MODEL_UNAUTHORIZED
 
 
@@ -91,7 +91,7 @@ def test_a_timeout_in_which_no_call_was_ever_answered_is_the_models() -> None:
 
 
 def test_a_prompt_that_does_not_fit_is_the_policys() -> None:
-    over = call("failed", "b", "context_length_exceeded: 9 tokens too many")
+    over = call("failed", "b", "context_length_exceeded")
     assert judged(ended(code=1), call(), over) is OutcomeClass.CONTEXT_LIMIT
 
 
