@@ -137,11 +137,10 @@ class Runner:
         infra = self._run.infra
         retrying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_result(lambda final: final is False),
-            wait=tenacity.wait_exponential_jitter(
-                initial=infra.backoff_seconds,
-                max=MAX_BACKOFF_SECONDS,
-                jitter=infra.backoff_seconds / 2,
-            ),
+            wait=tenacity.wait_exponential(
+                multiplier=infra.backoff_seconds, max=MAX_BACKOFF_SECONDS
+            )
+            + tenacity.wait_random(0, infra.backoff_seconds / 2),
             stop=tenacity.stop_after_attempt(infra.max_attempts),
         )
         await retrying(self._attempt, group, index)
