@@ -27,6 +27,7 @@ failed" are *results*, not errors; an error means that rock, its input or its su
     │   ├── ProviderUnavailable     the engine or kernel feature is not there; says the remedy
     │   ├── SandboxDied             the box is gone or its helper stopped answering
     │   ├── CommandNotFound         the program to run does not exist in the sandbox
+    │   ├── CommandRefused          the program cannot be started: permission, format, size, limits
     │   ├── BadWorkdir              the working directory does not exist in the sandbox
     │   ├── BadUser                 the user does not exist in the sandbox
     │   ├── SandboxFileError        a path in the sandbox cannot be read or written
@@ -209,6 +210,13 @@ class CommandNotFound(SandboxError):
 
     status = 404
     code = "command_not_found"
+
+
+class CommandRefused(SandboxError):
+    """The sandbox does not start the program."""
+
+    status = 400
+    code = "command_refused"
 
 
 class BadWorkdir(SandboxError):

@@ -1,12 +1,13 @@
 """Rules for every test: what happens when something the test needs is not on this machine."""
 
+import asyncio
 import functools
 
-import docker
-import docker.errors
 import pytest
 
 from rock.config import read_environment
+from rock.errors import SandboxError
+from rock.sandbox.engine import Engine
 
 TEST_IMAGE = "rock-test:latest"
 BUSYBOX_IMAGE = "rock-busybox:latest"
@@ -15,19 +16,19 @@ BUSYBOX_IMAGE = "rock-busybox:latest"
 @functools.cache
 def why_no_docker() -> str | None:
     """What the tests marked `docker` lack here, or None if they can run."""
+    return asyncio.run(_look_for_docker())
+
+
+async def _look_for_docker() -> str | None:
+    engine = Engine(read_environment().docker_host, timeout_seconds=20)
     try:
-        client = docker.DockerClient(base_url=read_environment().docker_host, timeout=10)
-    except docker.errors.DockerException as exc:
-        return f"no Docker engine answers (scripts/start-docker.sh starts one): {exc}"
-    try:
-        there = {tag for image in client.images.list() for tag in image.tags}
-        missing = {TEST_IMAGE, BUSYBOX_IMAGE} - there
-        if missing:
-            return f"images are missing: {', '.join(missing)} (tests/images/build.sh makes them)"
-    except docker.errors.DockerException as exc:
-        return f"the Docker engine does not work: {exc}"
+        for name in (TEST_IMAGE, BUSYBOX_IMAGE):
+            if await engine.image(name) is None:
+                return f"the image {name} is missing (tests/images/build.sh makes it)"
+    except SandboxError as exc:
+        return exc.message
     finally:
-        client.close()
+        await engine.close()
     return None
 
 

@@ -45,6 +45,7 @@ def _call(conversation: Conversation, call: Call) -> TrajectoryCall:
         usage=answer.usage if answer else None,
         deliveries=call.deliveries,
         error=call.stored.message if isinstance(call.stored, RockError) else None,
+        error_code=call.stored.code if isinstance(call.stored, RockError) else None,
     )
 
 

@@ -269,6 +269,8 @@ class TrajectoryCall(Wire):
     usage: Usage | None = None
     deliveries: int = 1
     error: str | None = None
+    error_code: str | None = None
+    """The code of `rock.errors` that `error` came with."""
 
 
 class Trajectory(Wire):

@@ -11,10 +11,25 @@ Pure rules, in this order; the first that applies decides.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from rock.rollout.outcome import OutcomeClass
+from rock.errors import (
+    BadRequest,
+    BadUser,
+    BadWorkdir,
+    CommandNotFound,
+    ContextLengthExceeded,
+    ModelServiceError,
+    SandboxDied,
+    SandboxError,
+    SandboxFileError,
+    SessionClosed,
+    UnsafeArchive,
+    UpstreamUnauthorized,
+)
+from rock.rollout.outcome import OutcomeClass, Phase
 from rock.sandbox.base import ExecResult, ExecStatus
 
 
@@ -25,11 +40,8 @@ class CallSeen:
     state: str
     digest: str
     error: str | None = None
-    """`code` or `code: message` of a failed call."""
-
-    @property
-    def code(self) -> str:
-        return (self.error or "").partition(":")[0].strip()
+    code: str | None = None
+    """Why it ended without an answer, as a code of `rock.errors`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +61,7 @@ class Verdict:
 
 
 ANSWERED_STATES = frozenset({"answered", "delivered"})
-UNAUTHORIZED_CODES = frozenset({"invalid_api_key", "upstream_unauthorized", "authentication_error"})
-POLICY_CODES = frozenset({"context_length_exceeded", "session_closed", "invalid_request"})
+POLICY_CODES = frozenset({ContextLengthExceeded.code, SessionClosed.code, BadRequest.code})
 """Failures that the agent or its limits brought about."""
 
 _BY_STATUS = {
@@ -81,7 +92,7 @@ def _judge_calls(end: ExecResult, session: SessionSeen) -> Verdict | None:
         if call.digest in answered or call.code in POLICY_CODES:
             continue
         if call.state == "failed":
-            unauthorized = call.code in UNAUTHORIZED_CODES
+            unauthorized = call.code == UpstreamUnauthorized.code
             cls = OutcomeClass.MODEL_UNAUTHORIZED if unauthorized else OutcomeClass.MODEL_FAILED
             return Verdict(
                 cls=cls, detail=f"call {number} failed: {call.error or 'no reason given'}"
@@ -99,7 +110,7 @@ def _judge_calls(end: ExecResult, session: SessionSeen) -> Verdict | None:
 def _judge_limits(end: ExecResult, session: SessionSeen, requires_model: bool) -> Verdict | None:
     if session.close_reason == "limit":
         return Verdict(cls=OutcomeClass.TURN_LIMIT, detail="the session's limit was reached")
-    if session.calls and session.calls[-1].code == "context_length_exceeded":
+    if session.calls and session.calls[-1].code == ContextLengthExceeded.code:
         return Verdict(cls=OutcomeClass.CONTEXT_LIMIT, detail="the last prompt did not fit")
     if requires_model and not session.calls:
         return Verdict(cls=OutcomeClass.NO_MODEL_CALL, detail=f"the agent {describe(end)}")
@@ -128,3 +139,41 @@ def describe(end: ExecResult) -> str:
             return f"was stopped after {end.stdout_bytes + end.stderr_bytes} bytes of output"
         case ExecStatus.SANDBOX_DIED:
             return "lost its sandbox"
+
+
+def class_of_error(phase: Phase, exc: Exception) -> OutcomeClass:
+    """The class of an attempt that an exception ended in `phase`."""
+    if isinstance(exc, SandboxDied):
+        return OutcomeClass.SANDBOX_DIED
+    for kinds, cls in _BY_ERROR[phase]:
+        if isinstance(exc, kinds):
+            return cls
+    return OutcomeClass.INTERNAL_ERROR
+
+
+_ErrorRules: TypeAlias = Sequence[tuple[tuple[type[Exception], ...], OutcomeClass]]
+
+_BY_ERROR: Mapping[Phase, _ErrorRules] = {
+    Phase.PROVISION: [
+        ((SandboxError, TimeoutError, OSError), OutcomeClass.SANDBOX_CREATE_FAILED),
+    ],
+    Phase.SETUP: [
+        ((SandboxFileError, UnsafeArchive), OutcomeClass.TASK_INVALID),
+        ((ModelServiceError,), OutcomeClass.SERVICE_FAILED),
+        ((SandboxError, TimeoutError, OSError), OutcomeClass.SETUP_FAILED),
+    ],
+    Phase.AGENT: [
+        ((CommandNotFound, BadWorkdir, BadUser), OutcomeClass.AGENT_MISSING),
+        ((ModelServiceError,), OutcomeClass.SERVICE_FAILED),
+        # The sandbox keeps the agent's time limit; if it did not answer, it is gone.
+        ((SandboxError, TimeoutError), OutcomeClass.SANDBOX_DIED),
+    ],
+    Phase.EXPORT: [
+        ((ModelServiceError, TimeoutError, OSError), OutcomeClass.EXPORT_FAILED),
+    ],
+    Phase.GRADE: [
+        ((TimeoutError,), OutcomeClass.SANDBOX_DIED),
+        ((SandboxError, OSError), OutcomeClass.GRADER_BROKEN),
+    ],
+}
+"""Read top down: the first rule that fits decides."""

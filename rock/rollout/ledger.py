@@ -20,8 +20,9 @@ from typing import Self, TypeAlias
 import msgspec
 
 from rock.errors import LedgerError
+from rock.rollout.durable import sync_folder, write_all
 from rock.rollout.outcome import OutcomeClass
-from rock.rollout.shield import finish
+from rock.sandbox.ending import to_the_end
 
 SCHEMA = 1
 
@@ -90,6 +91,8 @@ class EpisodeState:
     """One place in a group."""
 
     attempts: int = 0
+    failures: int = 0
+    """Attempts that ended by themselves without a final outcome (a stopped harness is not one)."""
     running: bool = False
     final_attempt: int | None = None
     cls: OutcomeClass | None = None
@@ -177,6 +180,8 @@ class State:
         current = episode.running and event.attempt == episode.attempts
         self._refuse_if(not current, f"the end of attempt {event.attempt}, which is not running")
         episode.running = False
+        if event.cls not in (OutcomeClass.CANCELLED, OutcomeClass.INTERRUPTED):
+            episode.failures += not event.final
         if event.final:
             episode.final_attempt = event.attempt
             episode.cls, episode.reward = event.cls, event.reward
@@ -225,7 +230,7 @@ class Ledger:
             if good != len(data):
                 os.ftruncate(fd, good)
             os.lseek(fd, 0, os.SEEK_END)
-            _fsync_folder(path.parent)
+            sync_folder(path.parent)
         except BaseException:
             os.close(fd)
             raise
@@ -233,7 +238,7 @@ class Ledger:
 
     async def append(self, *events: Event) -> None:
         """Write `events` and wait until they are on disk; a cancellation waits for that too."""
-        await finish(self._append(events))
+        await to_the_end(self._append(events))
 
     async def _append(self, events: Iterable[Event]) -> None:
         async with self._lock:
@@ -245,8 +250,7 @@ class Ledger:
 
     def _write(self, data: bytes) -> None:
         try:
-            while data:
-                data = data[os.write(self._fd, data) :]
+            write_all(self._fd, data)
             os.fdatasync(self._fd)
         except OSError as exc:
             raise LedgerError(f"{self.path}: cannot be written: {exc.strerror}") from exc
@@ -271,11 +275,3 @@ def replay(data: bytes, *, source: str) -> tuple[State, int]:
     if state.groups and state.run_id is None:
         raise LedgerError(f"{source}:1: expected the run line first")
     return state, good
-
-
-def _fsync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

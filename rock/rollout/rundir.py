@@ -31,6 +31,7 @@ import msgspec
 
 from rock import __version__
 from rock.errors import LedgerError
+from rock.rollout.durable import write_atomically
 from rock.rollout.ledger import Ledger, RunOpened, replay
 from rock.rollout.record import Plan, Record, decode, encode, now
 from rock.rollout.runfile import RunFile, differences
@@ -60,24 +61,6 @@ def file_name(task_id: str) -> str:
         return task_id
     readable = re.sub(r"[^A-Za-z0-9._-]+", "_", task_id).lstrip(".")[:60]
     return f"{readable}~{hashlib.sha256(task_id.encode()).hexdigest()[:12]}"
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """`data` at `path`, whole or not at all, and on disk on return."""
-    part = path.with_name(path.name + ".part")
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-    try:
-        with open(fd, "wb", closefd=False) as file:
-            file.write(data)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    part.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 class RunDir:

@@ -6,29 +6,33 @@ absolute; `differences` says which fields two run files disagree on that a resum
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, Field
 
 from rock.config import Strict, kind_of, validated
 from rock.errors import ConfigError
-from rock.rollout.task import AbsolutePath, Argv, Grader, Seconds
+from rock.rollout.task import AbsolutePath, Argv, Grader, Seconds, TaskFile, inline
 from rock.rollout.tasks.files import read_yaml
 from rock.sandbox.base import Limits, Mount
 
 Count = Annotated[int, Field(ge=1, le=100_000)]
+Port = Annotated[int, Field(ge=0, le=65535)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 QUEUE = "queue"
-LITELLM_PREFIX = "litellm:"
+HOSTED = re.compile(r"(litellm|openai):.+")
 
 
 def _backend(value: str) -> str:
-    if value == QUEUE or (value.startswith(LITELLM_PREFIX) and len(value) > len(LITELLM_PREFIX)):
+    if value == QUEUE or HOSTED.fullmatch(value):
         return value
-    raise ValueError("expected 'queue' (a trainer answers) or 'litellm:NAME' (a hosted model)")
+    raise ValueError(
+        "expected 'queue' (a trainer answers), 'litellm:NAME' (a hosted model) or 'openai:NAME'"
+    )
 
 
 class MountConfig(Strict):
@@ -112,6 +116,17 @@ class InfraConfig(Strict):
     )
 
 
+class ServiceSection(Strict):
+    """The ModelService that the run starts for itself."""
+
+    agent_port: Port = Field(default=0, description="Port of the agent plane; 0 is any free one.")
+    control_port: Port = Field(
+        default=0,
+        description="Port of the control plane, which a trainer must know; 0 is any free one, "
+        "written to service/ready.json.",
+    )
+
+
 class RunFile(Strict):
     """One run: tasks by episodes, an agent, a model, a place for the results."""
 
@@ -127,13 +142,15 @@ class RunFile(Strict):
     )
     grader: Grader | None = Field(default=None, description="Grader of tasks that bring none.")
     model: Annotated[str, AfterValidator(_backend)] = Field(
-        default=QUEUE, description="queue (a trainer answers) or litellm:NAME (a hosted model)."
+        default=QUEUE,
+        description="queue (a trainer answers), litellm:NAME (a hosted model) or openai:NAME.",
     )
-    api_base: str | None = Field(
-        default=None, description="Address of the hosted model's API, for litellm."
-    )
+    api_base: str | None = Field(default=None, description="Address of the hosted model's API.")
     model_name: Annotated[str, Field(min_length=1)] = Field(
         default="policy", description="The name that {model} is filled with for the agent."
+    )
+    service: ServiceSection = Field(
+        default=ServiceSection(), description="The run's own ModelService."
     )
     sampling: SamplingConfig = Field(default=SamplingConfig(), description="Sampling overrides.")
     limits: LimitsConfig = Field(default=LimitsConfig(), description="Bounds per episode.")
@@ -161,16 +178,20 @@ class RunFile(Strict):
         )
 
 
-FREE_TO_CHANGE = frozenset({"concurrency", "out", "infra", "consume_timeout_seconds"})
+FREE_TO_CHANGE = frozenset({"concurrency", "out", "infra", "service", "consume_timeout_seconds"})
 """Fields that a resumed run may change: they do not change what an episode means."""
 
 
-def load_run_file(path: Path) -> RunFile:
-    """The run file with absolute paths. Raises `ConfigError`, one line per wrong field."""
+def load_run_file(path: Path, *, overrides: Mapping[str, Any] | None = None) -> RunFile:
+    """The run file with absolute paths. Raises `ConfigError`, one line per wrong field.
+
+    `overrides` are top-level fields that win over the file's.
+    """
     data = read_yaml(path)
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: expected fields like tasks, agent, … (given: {kind_of(data)})")
-    return resolve(validated(RunFile, data, source=str(path)), path)
+    merged = {**cast("dict[str, Any]", data), **(overrides or {})}
+    return resolve(validated(RunFile, merged, source=str(path)), path)
 
 
 def resolve(run: RunFile, path: Path) -> RunFile:
@@ -198,8 +219,9 @@ def resolve(run: RunFile, path: Path) -> RunFile:
     if (base / tasks).exists():
         tasks = str((base / tasks).resolve())
     out = (base / run.out).resolve() if run.out is not None else None
-    _refuse_grader_sources(run.grader, path)
-    return run.model_copy(update={"agent": agent, "out": out, "tasks": tasks})
+    grader = _inlined(run.grader, path) if run.grader is not None else None
+    changes = {"agent": agent, "out": out, "tasks": tasks, "grader": grader}
+    return run.model_copy(update=changes)
 
 
 def _existing(host: Path, where: str) -> Path:
@@ -208,11 +230,21 @@ def _existing(host: Path, where: str) -> Path:
     return host.resolve()
 
 
-def _refuse_grader_sources(grader: Grader | None, path: Path) -> None:
-    """A grader's `source` files must be there, whichever task uses it."""
-    for name, file in (grader.files if grader else {}).items():
-        if file.source is not None:
-            _existing(path.resolve().parent / file.source, f"{path}: grader.files.{name}.source")
+def _inlined(grader: Grader, path: Path) -> Grader:
+    """The grader with its `source` files read in, since a task's folder is not the run file's."""
+    files: dict[str, TaskFile] = {}
+    for name, file in grader.files.items():
+        if file.source is None:
+            files[name] = file
+            continue
+        source = _existing(
+            path.resolve().parent / file.source, f"{path}: grader.files.{name}.source"
+        )
+        for item in sorted(source.rglob("*")) if source.is_dir() else [source]:
+            if item.is_file():
+                inner = str(Path(name) / item.relative_to(source))
+                files[inner] = inline(item)
+    return grader.model_copy(update={"files": files})
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

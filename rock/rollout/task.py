@@ -161,7 +161,25 @@ def _check_source(folder: Path, relative: str, *, where: str) -> None:
         raise ConfigError(f"{where}: expected a file or a folder: {path}")
 
 
-def digest_of(task: Task) -> str:
-    """A fingerprint of everything in the task; a change of it makes it another task."""
+def inline(path: Path) -> TaskFile:
+    """A host file as a `TaskFile` that holds its bytes. Raises `ConfigError`."""
+    try:
+        data, mode = path.read_bytes(), path.stat().st_mode
+    except OSError as exc:
+        raise ConfigError(f"{path}: cannot be read: {exc.strerror}") from exc
+    return TaskFile(base64=base64.b64encode(data).decode(), mode=mode & 0o777)
+
+
+def digest_of(loaded: LoadedTask) -> str:
+    """A fingerprint of all there is to the task, its source files included."""
+    task = loaded.task
     data = msgspec.json.encode(task.model_dump(mode="json"), order="deterministic")
-    return hashlib.sha256(data).hexdigest()[:16]
+    digest = hashlib.sha256(data)
+    files = [*task.files.values(), *(task.grader.files.values() if task.grader else ())]
+    for source in sorted({file.source for file in files if file.source is not None}):
+        root = loaded.folder / source
+        for path in sorted(root.rglob("*")) if root.is_dir() else [root]:
+            digest.update(f"\0{path.relative_to(loaded.folder)}\0".encode())
+            if path.is_file():
+                digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:16]

@@ -6,7 +6,9 @@ a listening socket inside its own network. Two kinds of trouble are kept apart:
 - *The command failed* is a result: `exec` returns an `ExecResult` with a status and whatever output
   there was.
 - *The box failed* raises a `SandboxError`: the program, directory or user does not exist
-  (`CommandNotFound`, `BadWorkdir`, `BadUser`), or the box is gone (`SandboxDied`).
+  (`CommandNotFound`, `BadWorkdir`, `BadUser`), the program cannot be started (`CommandRefused`),
+  or the box is gone (`SandboxDied`). A box that goes while a command runs is the status
+  `sandbox_died` of its result, so that the output until then is kept.
 
 Bytes in are bytes out: nothing is decoded, stripped or joined. Every wait has a bound.
 """
@@ -24,6 +26,8 @@ from typing import Literal, Self
 
 DEFAULT_OUTPUT_LIMIT_BYTES = 16 * 1024 * 1024
 DEFAULT_READ_LIMIT_BYTES = 64 * 1024 * 1024
+DEFAULT_TREE_LIMIT_BYTES = 1024**3
+DEFAULT_TREE_LIMIT_ENTRIES = 100_000
 
 
 class ExecStatus(enum.StrEnum):
@@ -134,7 +138,8 @@ class Sandbox(ABC):
         """Run `argv` (no shell) and wait for it; then nothing that it started is left.
 
         On a timeout or at the output limit everything the command started is killed first. `env` is
-        laid over the spec's. Raises `CommandNotFound`, `BadWorkdir`, `BadUser`, `SandboxDied`.
+        laid over the spec's. Raises `CommandNotFound`, `CommandRefused`, `BadWorkdir`, `BadUser`,
+        `SandboxDied`.
         """
 
     @abstractmethod
@@ -150,7 +155,14 @@ class Sandbox(ABC):
         """Copy a host file or tree to `target`, keeping modes, symlinks and empty directories."""
 
     @abstractmethod
-    async def download(self, source: str, target: Path) -> None:
+    async def download(
+        self,
+        source: str,
+        target: Path,
+        *,
+        max_bytes: int = DEFAULT_TREE_LIMIT_BYTES,
+        max_entries: int = DEFAULT_TREE_LIMIT_ENTRIES,
+    ) -> None:
         """Copy a file or tree out to the host path `target`, which must not exist yet.
 
         Nothing is written outside `target`: links are recreated, never followed. Raises

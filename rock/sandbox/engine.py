@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -33,14 +34,17 @@ REMEDY = (
 )
 
 
+DEFAULT_ADDRESS = "unix:///var/run/docker.sock"
+OLDEST_API = "1.41"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
     """What answered."""
 
     version: str
     api_version: str
-    socket: str
-    """Address of the engine, as docker-py spells it."""
+    address: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +71,7 @@ class _Api(Protocol):
 
     api_version: str
 
-    def version(self) -> dict[str, Any]: ...
+    def version(self, api_version: bool = True) -> dict[str, Any]: ...
     def inspect_image(self, image: str) -> dict[str, Any]: ...
     def pull(self, repository: str, *, stream: bool, decode: bool) -> Iterator[dict[str, Any]]: ...
     def import_image_from_data(self, data: bytes, repository: str, tag: str) -> str: ...
@@ -90,7 +94,7 @@ class Engine:
         self._creations = asyncio.Semaphore(2 * cores)
         self._pool_size = 2 * cores + 4
         self._pool = ThreadPoolExecutor(self._pool_size, thread_name_prefix="rock-engine")
-        self._host = host
+        self.address = host or DEFAULT_ADDRESS
         self._timeout_seconds = timeout_seconds
         self._client: _Api | None = None
         self._connecting = asyncio.Lock()
@@ -103,7 +107,7 @@ class Engine:
         return EngineInfo(
             version=str(version.get("Version", "unknown")),
             api_version=client.api_version,
-            socket=self._host or "unix:///var/run/docker.sock",
+            address=self.address,
         )
 
     async def image(self, reference: str) -> Image | None:
@@ -217,16 +221,47 @@ class Engine:
             return self._client
 
     def _connect(self) -> _Api:
-        # "auto" asks the engine for the newest API both know, so this already needs an answer.
-        return cast(
-            _Api,
-            docker.APIClient(
-                base_url=self._host,
-                version="auto",
-                timeout=cast(int, self._timeout_seconds),
-                max_pool_size=self._pool_size,
-            ),
+        self._knock()
+        # docker-py can find the version by itself, but a client that fails at it is never closed.
+        first = self._open(OLDEST_API)
+        try:
+            version = str(first.version(api_version=False)["ApiVersion"])
+        except docker.errors.APIError as exc:
+            raise ProviderUnavailable(
+                f"what answers at {self.address} is no Docker engine"
+            ) from exc
+        finally:
+            first.close()
+        if _numbers(version) < _numbers(OLDEST_API):
+            raise ProviderUnavailable(
+                f"the engine speaks API {version}; {OLDEST_API} (Docker 20.10) or newer is needed"
+            )
+        return self._open(version)
+
+    def _knock(self) -> None:
+        """See that something listens. docker-py leaks a socket where nothing does."""
+        if not self.address.startswith("unix://"):
+            return
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knocking:
+            knocking.settimeout(self._timeout_seconds)
+            try:
+                knocking.connect(self.address.removeprefix("unix://"))
+            except OSError as exc:
+                raise self._unreachable(exc) from exc
+
+    def _unreachable(self, cause: BaseException) -> ProviderUnavailable:
+        return ProviderUnavailable(
+            f"no Docker engine answers at {self.address} ({_root_cause(cause)}); {REMEDY}"
         )
+
+    def _open(self, version: str) -> _Api:
+        made = docker.APIClient(
+            base_url=self.address,
+            version=version,
+            timeout=cast(int, self._timeout_seconds),
+            max_pool_size=self._pool_size,
+        )
+        return cast(_Api, made)
 
     async def _run(self, work: Callable[[], Result]) -> Result:
         if self._closed:
@@ -250,10 +285,7 @@ class Engine:
             seconds = f"{self._timeout_seconds:g} s"
             raise SandboxError(f"the engine did not {doing} within {seconds}") from exc
         except (docker.errors.DockerException, requests.exceptions.RequestException) as exc:
-            where = self._host or "the default socket"
-            raise ProviderUnavailable(
-                f"no Docker engine answers at {where} ({_root_cause(exc)}); {REMEDY}"
-            ) from exc
+            raise self._unreachable(exc) from exc
 
 
 async def _ended(job: Future[Any]) -> None:
@@ -279,3 +311,7 @@ def _root_cause(exc: BaseException) -> str:
     while (inner := found.__cause__ or found.__context__) is not None:
         found = inner
     return str(found) or type(found).__name__
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdigit())

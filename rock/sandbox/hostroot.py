@@ -14,9 +14,7 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-AGENT_USER = "agent"
-AGENT_ID = 1000
-AGENT_HOME = "/home/agent"
+from rock.sandbox.channel_sandbox import AGENT_HOME, AGENT_NAME, AGENT_UID
 
 PROGRAM_DIRECTORIES = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 """Top-level directories that hold programs and libraries; often links into /usr."""
@@ -94,7 +92,7 @@ def archive(root: Path = Path("/")) -> bytes:
     with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for name, mode in _EMPTY.items():
             _add_directory(tar, name, mode)
-        _add_directory(tar, AGENT_HOME.lstrip("/"), 0o755, owner=AGENT_ID)
+        _add_directory(tar, AGENT_HOME.lstrip("/"), 0o755, owner=AGENT_UID)
         for name in PROGRAM_DIRECTORIES:
             path = root / name
             if path.is_symlink():
@@ -108,8 +106,8 @@ def archive(root: Path = Path("/")) -> bytes:
 def _add_etc(tar: tarfile.TarFile, etc: Path) -> None:
     _add_directory(tar, "etc", 0o755)
     accounts, groups = _accounts(etc / "passwd"), _groups(etc / "group")
-    accounts.append(f"{AGENT_USER}:x:{AGENT_ID}:{AGENT_ID}::{AGENT_HOME}:/bin/sh")
-    groups.append(f"{AGENT_USER}:x:{AGENT_ID}:")
+    accounts.append(f"{AGENT_NAME}:x:{AGENT_UID}:{AGENT_UID}::{AGENT_HOME}:/bin/sh")
+    groups.append(f"{AGENT_NAME}:x:{AGENT_UID}:")
     _add_file(tar, "etc/passwd", _lines(accounts), 0o644)
     _add_file(tar, "etc/group", _lines(groups), 0o644)
     # The engine puts its own over these; a sandbox without one still resolves its own name.
@@ -152,7 +150,7 @@ def _accounts(passwd: Path) -> list[str]:
     kept: list[str] = []
     for line in _text(passwd).splitlines():
         fields = line.split(":")
-        if len(fields) == 7 and _is_system_id(fields[2]) and fields[0] != AGENT_USER:
+        if len(fields) == 7 and _is_system_id(fields[2]) and fields[0] != AGENT_NAME:
             name, _, uid, gid, _, home, shell = fields
             kept.append(f"{name}:x:{uid}:{gid}::{home}:{shell}")
     return kept or ["root:x:0:0::/root:/bin/sh"]
@@ -162,13 +160,13 @@ def _groups(group: Path) -> list[str]:
     kept: list[str] = []
     for line in _text(group).splitlines():
         fields = line.split(":")
-        if len(fields) == 4 and _is_system_id(fields[2]) and fields[0] != AGENT_USER:
+        if len(fields) == 4 and _is_system_id(fields[2]) and fields[0] != AGENT_NAME:
             kept.append(f"{fields[0]}:x:{fields[2]}:")
     return kept or ["root:x:0:"]
 
 
 def _is_system_id(number: str) -> bool:
-    return number.isdigit() and (int(number) < AGENT_ID or int(number) == 65534)
+    return number.isdigit() and (int(number) < AGENT_UID or int(number) == 65534)
 
 
 def _text(path: Path) -> str:

@@ -5,6 +5,7 @@ import tarfile
 from pathlib import Path
 
 from rock.sandbox import hostroot
+from rock.sandbox.channel_sandbox import AGENT_UID
 
 
 def a_host(root: Path) -> Path:
@@ -85,7 +86,7 @@ def test_links_stay_links_and_directories_become_mount_points(tmp_path: Path) ->
 
 def test_the_agents_home_is_the_agents_and_tmp_is_everyones(tmp_path: Path) -> None:
     found = members(hostroot.archive(a_host(tmp_path)))
-    assert found["home/agent"].uid == hostroot.AGENT_ID
+    assert found["home/agent"].uid == AGENT_UID
     assert (found["tmp"].mode, found["var/tmp"].mode, found["root"].mode) == (
         0o1777,
         0o1777,

@@ -1,2 +1,103 @@
-/* rock-init: PID 1 of every sandbox. */
-int main(void) { return 0; }
+/* rock-init: PID 1 of every sandbox.
+ *
+ *   rock-init serve SOCKET_PATH [--lifetime SECONDS] [--control-fd N]
+ *       Serve requests (wire.c) on a unix socket until SIGTERM, the end of the lifetime, or the end
+ *       of the control socket. As PID 1 of a container it is init and reaper too.
+ *   rock-init local --spec-fd N --control-fd N
+ *       Make a rootless sandbox from a specification (box.c), then serve inside it as PID 1.
+ *
+ * Order to read: wire.c (protocol), serve.c (the loop), exec.c (one command), files.c and tree.c,
+ * harden.c, box.c and mounts.c. A request runs in a process of its own, so nothing is freed and
+ * nothing waits for anything else.
+ */
+#define _GNU_SOURCE
+#include "rock_init.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+static int usage(void) {
+    static const char text[] =
+        "usage: rock-init serve SOCKET_PATH [--lifetime SECONDS] [--control-fd N]\n"
+        "       rock-init local --spec-fd N --control-fd N\n";
+    write_all(2, text, sizeof text - 1);
+    return 64;
+}
+
+/* Received descriptors must never land on 0, 1 or 2. */
+static void fill_standard_descriptors(void) {
+    int fd;
+    do {
+        fd = open("/dev/null", O_RDWR);
+    } while (fd >= 0 && fd <= 2);
+    if (fd > 2) close(fd);
+}
+
+static void raise_open_files(void) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+        limit.rlim_cur = limit.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &limit);
+    }
+}
+
+static int listen_at(const char *path) {
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    if (strlen(path) >= sizeof address.sun_path) {
+        errno = ENAMETOOLONG;
+        return -1;
+    }
+    memcpy(address.sun_path, path, strlen(path) + 1);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0) return -1;
+    unlink(path); /* a socket left by a container that was restarted */
+    if (bind(fd, (struct sockaddr *)&address, sizeof address) || chmod(path, 0600) ||
+        listen(fd, 1024)) {
+        close(fd);
+        return -1;
+    }
+    return fd;
+}
+
+int main(int argc, char **argv) {
+    const char *mode = argc > 1 ? argv[1] : "", *path = NULL;
+    int control = NO_FD, spec = NO_FD;
+    double lifetime_seconds = 0;
+    for (int i = 2; i < argc; i++) {
+        const char *value = i + 1 < argc ? argv[i + 1] : NULL;
+        if (argv[i][0] != '-' && !path) {
+            path = argv[i];
+            continue;
+        }
+        if (!value) return usage();
+        if (!strcmp(argv[i], "--lifetime")) lifetime_seconds = strtod(value, NULL);
+        else if (!strcmp(argv[i], "--control-fd")) control = atoi(value);
+        else if (!strcmp(argv[i], "--spec-fd")) spec = atoi(value);
+        else return usage();
+        i++;
+    }
+    fill_standard_descriptors();
+    raise_open_files();
+    if (!strcmp(mode, "local") && spec >= 0 && control >= 0) return run_local(spec, control);
+    if (strcmp(mode, "serve") || !path) return usage();
+
+    struct serving serving = {
+        .listener = listen_at(path),
+        .control = control,
+        .lifetime_ns = (int64_t)(lifetime_seconds * 1e9),
+        .socket_path = path,
+    };
+    if (serving.listener < 0) {
+        fprintf(stderr, "rock-init: cannot listen at %s: %s\n", path, strerror(errno));
+        return 71;
+    }
+    return serve(&serving);
+}

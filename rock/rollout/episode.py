@@ -1,0 +1,334 @@
+"""One attempt of an episode, from an empty sandbox to a durable record.
+
+    provision → setup → agent → export → grade
+
+The only catcher of failures: whatever happens, cancellation included, the attempt ends with exactly
+one outcome, its record is saved, and everything it started is stopped first. Each phase has its own
+deadline, so an attempt as a whole has one too.
+
+The session is revoked as soon as the agent has ended, before anything is graded: what is still
+waiting in it ends then, and nothing can be added to the trajectory later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import socket
+import time
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rock.errors import ModelServiceError, SandboxError
+from rock.modelservice import wire
+from rock.modelservice.attach import Attachment
+from rock.modelservice.client import AdminClient
+from rock.rollout.agent import agent_values, open_listener, run_agent
+from rock.rollout.events import OnEvent, PhaseEntered
+from rock.rollout.evidence import class_of_error, judge_agent
+from rock.rollout.grading import grade
+from rock.rollout.outcome import TABLE, Outcome, OutcomeClass, Phase, graded, outcome_of
+from rock.rollout.record import CommandSeen, Plan, Record, Usage, now, seen
+from rock.rollout.runfile import RunFile
+from rock.rollout.staging import upload_files
+from rock.rollout.task import Grader, LoadedTask
+from rock.rollout.trajectory import export
+from rock.sandbox.base import ExecResult, Provider, Sandbox, SandboxSpec
+from rock.sandbox.ending import to_the_end
+from rock.types import Clock
+
+log = logging.getLogger(__name__)
+
+SLACK_SECONDS = 30.0
+"""On top of a bound that the other side keeps: if it is exceeded, the other side is gone."""
+STOP_SECONDS = 60.0
+EXPORT_SECONDS = 120.0
+CLEANUP_SECONDS = 5.0
+
+Save = Callable[[Record], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    """What every attempt of a run shares."""
+
+    run: RunFile
+    provider: Provider
+    admin: AdminClient
+    attach_path: Path
+    backend: str
+    on_event: OnEvent
+    clock: Clock = time.monotonic
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What an attempt has learned so far; the record is made from it."""
+
+    phase: Phase = Phase.PROVISION
+    phase_seconds: dict[str, float] = field(default_factory=dict[str, float])
+    session_id: str | None = None
+    sandbox_id: str | None = None
+    agent: CommandSeen | None = None
+    grader: CommandSeen | None = None
+    usage: Usage = field(default_factory=Usage)
+    untrainable: dict[str, int] = field(default_factory=dict[str, int])
+
+
+async def run_attempt(
+    plan: Plan, loaded: LoadedTask, tools: Tools, *, folder: Path, save: Save
+) -> Record:
+    """Run one attempt; its record has been given to `save` on return, and on cancellation too.
+
+    Never raises for what went wrong in the attempt. Raises what `save` raises.
+    """
+    attempt = _Attempt(plan, loaded, tools, folder)
+    started_at, started = now(), tools.clock()
+    cancelled: asyncio.CancelledError | None = None
+    try:
+        outcome = await attempt.run()
+    except asyncio.CancelledError as exc:
+        cancelled = exc
+        outcome = outcome_of(OutcomeClass.CANCELLED, attempt.seen.phase)
+    except Exception as exc:  # noqa: BLE001 - the one place where failures become outcomes
+        outcome = attempt.outcome_of_error(exc)
+    record = attempt.record(outcome, started_at, tools.clock() - started)
+    await to_the_end(_awaited(save(record)))
+    if cancelled is not None:
+        raise cancelled
+    return record
+
+
+async def _awaited(work: Awaitable[None]) -> None:
+    await work
+
+
+class _Attempt:
+    def __init__(self, plan: Plan, loaded: LoadedTask, tools: Tools, folder: Path) -> None:
+        self.plan = plan
+        self.loaded = loaded
+        self.task = loaded.task
+        self.tools = tools
+        self.folder = folder
+        self.seen = _Seen()
+
+    async def run(self) -> Outcome:
+        grader = self.task.grader or self.tools.run.grader
+        if grader is None:
+            return outcome_of(OutcomeClass.TASK_INVALID, Phase.GRADE, detail="it has no grader")
+        async with AsyncExitStack() as stack:
+            sandbox = await self._provision(stack)
+            end, close_reason = await self._agent(sandbox)
+            with self._phase(Phase.EXPORT):
+                async with asyncio.timeout(EXPORT_SECONDS):
+                    assert self.seen.session_id is not None
+                    exported = await export(
+                        self.tools.admin,
+                        self.seen.session_id,
+                        self.folder,
+                        close_reason=close_reason,
+                    )
+            self.seen.usage, self.seen.untrainable = exported.usage, exported.untrainable
+            requires_model = self.tools.run.agent.requires_model
+            verdict = judge_agent(end, exported.session, requires_model=requires_model)
+            if verdict.cls is not None and not TABLE[verdict.cls].gradable:
+                return outcome_of(verdict.cls, Phase.AGENT, detail=verdict.detail)
+            return await self._grade(sandbox, grader, verdict.cls, verdict.detail)
+
+    async def _provision(self, stack: AsyncExitStack) -> Sandbox:
+        limits = self.tools.run.limits
+        with self._phase(Phase.PROVISION):
+            async with asyncio.timeout(limits.provision_seconds):
+                sandbox = await self.tools.provider.create(self._spec())
+            stack.push_async_callback(_stop, sandbox)
+            self.seen.sandbox_id = sandbox.id
+        with self._phase(Phase.SETUP):
+            async with asyncio.timeout(self.task.timeouts.setup_seconds or limits.setup_seconds):
+                if self.task.files:
+                    await upload_files(
+                        sandbox, self.task.workdir, self.task.files, folder=self.loaded.folder
+                    )
+                for target, host in self.tools.run.agent.files.items():
+                    await sandbox.upload(host, target)
+        return sandbox
+
+    async def _agent(self, sandbox: Sandbox) -> tuple[ExecResult, str | None]:
+        """Run the agent in a session of its own; how both ended."""
+        run = self.tools.run
+        timeout = self.task.timeouts.agent_seconds or run.agent.timeout_seconds
+        with self._phase(Phase.SETUP):
+            async with asyncio.timeout(run.limits.setup_seconds):
+                session = await self.tools.admin.create_session(self._session_spec(timeout))
+                self.seen.session_id = session.session_id
+        try:
+            async with AsyncExitStack() as stack:
+                listener = await self._attach(stack, sandbox, session.session_id)
+                values = agent_values(self.task, model_name=run.model_name, listener=listener)
+                with self._phase(Phase.AGENT):
+                    async with asyncio.timeout(timeout + SLACK_SECONDS):
+                        end = await run_agent(sandbox, run.agent, values, timeout_seconds=timeout)
+            await asyncio.to_thread(self._keep_output, "agent", end)
+            self.seen.agent = seen(end)
+            with self._phase(Phase.EXPORT):
+                async with asyncio.timeout(EXPORT_SECONDS):
+                    info = await self.tools.admin.close_session(session.session_id)
+            return end, info.close_reason
+        except BaseException:
+            await to_the_end(self._revoke(session.session_id))
+            raise
+
+    async def _attach(
+        self, stack: AsyncExitStack, sandbox: Sandbox, session_id: str
+    ) -> socket.socket:
+        with self._phase(Phase.SETUP):
+            async with asyncio.timeout(self.tools.run.limits.setup_seconds):
+                listener = stack.enter_context(await open_listener(sandbox))
+                await stack.enter_async_context(
+                    Attachment(self.tools.attach_path, listener, session_id)
+                )
+        return listener
+
+    async def _revoke(self, session_id: str) -> None:
+        """Close the session of an attempt that failed and keep what it has of a trajectory.
+
+        If the service does not answer, the session's deadline ends it.
+        """
+        admin = self.tools.admin
+        try:
+            async with asyncio.timeout(CLEANUP_SECONDS):
+                info = await admin.close_session(session_id, reason="revoked")
+                kept = await export(admin, session_id, self.folder, close_reason=info.close_reason)
+                self.seen.usage, self.seen.untrainable = kept.usage, kept.untrainable
+        except (ModelServiceError, TimeoutError, OSError) as exc:
+            log.warning("session %s was not closed and kept: %s", session_id, exc)
+
+    async def _grade(
+        self, sandbox: Sandbox, grader: Grader, agent_class: OutcomeClass | None, detail: str
+    ) -> Outcome:
+        timeout = self.task.timeouts.grade_seconds or grader.timeout_seconds
+        with self._phase(Phase.GRADE):
+            async with asyncio.timeout(
+                timeout + SLACK_SECONDS + self.tools.run.limits.setup_seconds
+            ):
+                result = await grade(
+                    sandbox,
+                    grader,
+                    workdir=self.task.workdir,
+                    folder=self.loaded.folder,
+                    timeout_seconds=timeout,
+                )
+        if result.result is not None:
+            await asyncio.to_thread(self._keep_output, "grader", result.result)
+            self.seen.grader = seen(result.result)
+        if result.reward is None:
+            cls = result.cls or OutcomeClass.GRADER_BROKEN
+            return outcome_of(cls, Phase.GRADE, detail=result.detail)
+        details = "; ".join(part for part in (detail, result.detail) if part)
+        return graded(result.reward, agent_class=agent_class, detail=details)
+
+    def _spec(self) -> SandboxSpec:
+        run = self.tools.run
+        limits = run.limits
+        phases = (
+            run.agent.timeout_seconds,
+            self.task.timeouts.agent_seconds or 0.0,
+            (self.task.grader or run.grader or Grader(command=["true"])).timeout_seconds,
+            self.task.timeouts.grade_seconds or 0.0,
+        )
+        return SandboxSpec(
+            image=self.task.image or run.image,
+            mounts=run.mounts(),
+            workdir=self.task.workdir,
+            limits=run.sandbox_limits(),
+            labels={**self.plan.labels()},
+            lifetime_seconds=sum(phases) + 3 * limits.setup_seconds + EXPORT_SECONDS + 300.0,
+        )
+
+    def _session_spec(self, agent_seconds: float) -> wire.SessionSpec:
+        run = self.tools.run
+        sampling = run.sampling
+        return wire.SessionSpec(
+            labels=self.plan.labels(),
+            limits=wire.SessionLimits(
+                max_calls=run.limits.max_calls,
+                call_deadline_seconds=run.limits.call_deadline_seconds,
+                session_deadline_seconds=agent_seconds + run.limits.setup_seconds + SLACK_SECONDS,
+            ),
+            pins=wire.Pins(
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                max_tokens=sampling.max_tokens,
+                seed=None if run.seed is None else _episode_seed(run.seed, self.plan),
+            ),
+            backend=self.tools.backend,
+        )
+
+    @contextmanager
+    def _phase(self, phase: Phase) -> Generator[None, None, None]:
+        """Being in `phase`: told to whoever watches, timed, and blamed for what is raised in it."""
+        before, started = self.seen.phase, self.tools.clock()
+        self.seen.phase = phase
+        if phase is not before or not self.seen.phase_seconds:
+            self.tools.on_event(PhaseEntered(plan=self.plan, phase=phase))
+        try:
+            yield
+        finally:
+            seconds = self.tools.clock() - started
+            spent = self.seen.phase_seconds
+            spent[phase.value] = round(spent.get(phase.value, 0.0) + seconds, 6)
+
+    def _keep_output(self, who: str, result: ExecResult) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / f"{who}.stdout").write_bytes(result.stdout)
+        (self.folder / f"{who}.stderr").write_bytes(result.stderr)
+
+    def outcome_of_error(self, exc: Exception) -> Outcome:
+        cls = class_of_error(self.seen.phase, exc)
+        if cls is OutcomeClass.INTERNAL_ERROR:
+            log.error("attempt %s failed", self.plan, exc_info=exc)
+        return outcome_of(cls, self.seen.phase, detail=f"{type(exc).__name__}: {exc}")
+
+    def record(self, outcome: Outcome, started_at: str, seconds: float) -> Record:
+        plan, known = self.plan, self.seen
+        return Record(
+            run_id=plan.run_id,
+            group_id=plan.group_id,
+            episode_id=plan.episode_id,
+            task_id=plan.task_id,
+            index=plan.index,
+            attempt=plan.attempt,
+            started_at=started_at,
+            ended_at=now(),
+            seconds=round(seconds, 6),
+            phase_seconds=known.phase_seconds,
+            outcome=outcome,
+            usage=known.usage,
+            session_id=known.session_id,
+            provider=self.tools.provider.name,
+            sandbox_id=known.sandbox_id,
+            agent=known.agent,
+            grader=known.grader,
+            untrainable=known.untrainable,
+        )
+
+
+def _episode_seed(seed: int, plan: Plan) -> int:
+    """One sampling seed per episode, the same in every run of the same seed."""
+    text = f"{seed}/{plan.task_id}/{plan.index}".encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:4], "big") >> 1
+
+
+async def _stop(sandbox: Sandbox) -> None:
+    """Stop the sandbox, whatever; the provider's own close and its lifetime are behind this."""
+    await to_the_end(_bounded_stop(sandbox))
+
+
+async def _bounded_stop(sandbox: Sandbox) -> None:
+    try:
+        async with asyncio.timeout(STOP_SECONDS):
+            await sandbox.stop()
+    except (SandboxError, TimeoutError, OSError) as exc:
+        log.warning("sandbox %s was not stopped: %s", sandbox.id, exc)

@@ -1,0 +1,74 @@
+"""What a run tells whoever watches it, as plain values. Nothing is computed from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from rock.rollout.outcome import Phase
+from rock.rollout.record import Plan, Record
+from rock.rollout.report import Report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStarted:
+    """The run directory is open. `done` episodes were finished by earlier runs in it."""
+
+    run_id: str
+    directory: Path
+    provider: str
+    groups: int
+    episodes: int
+    done: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseEntered:
+    """An attempt went on to a phase."""
+
+    plan: Plan
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptDone:
+    """An attempt ended and its record is durable. If not `final`, another attempt follows."""
+
+    record: Record
+    final: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupDone:
+    """All episodes of a group have ended and the trainer can claim it."""
+
+    group_id: str
+    task_id: str
+    rewards: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupAcknowledged:
+    """The trainer has consumed a group."""
+
+    group_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnded:
+    """Every episode has its outcome, or the run gave up; `failure` says why."""
+
+    report: Report
+    failure: str | None
+
+
+Event: TypeAlias = (
+    RunStarted | PhaseEntered | AttemptDone | GroupDone | GroupAcknowledged | RunEnded
+)
+OnEvent: TypeAlias = Callable[[Event], None]
+
+
+def ignore(_event: Event) -> None:
+    """For a run that nobody watches."""

@@ -1,0 +1,125 @@
+"""Complete groups go to the trainer: assembled from the run directory, published, acknowledged.
+
+Publishing is idempotent by group id, so it is simply done again when in doubt: after a crash
+between publishing and the ledger's line, or when the service has forgotten a group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from rock.errors import LedgerError, NotFound
+from rock.modelservice import wire
+from rock.modelservice.client import AdminClient
+from rock.rollout.events import GroupAcknowledged, GroupDone, OnEvent
+from rock.rollout.ledger import GroupConsumed, GroupPublished, GroupState
+from rock.rollout.outcome import outcome_json
+from rock.rollout.record import Plan, Record, now
+from rock.rollout.rundir import RunDir, plan_of
+from rock.rollout.trajectory import read_rows
+
+WATCH_SECONDS = 2.0
+LAST_WATCH_SECONDS = 0.2
+
+
+class Publisher:
+    """Publishes the groups of one run and records what the trainer has consumed."""
+
+    def __init__(self, directory: RunDir, admin: AdminClient, on_event: OnEvent) -> None:
+        self._directory = directory
+        self._admin = admin
+        self._on_event = on_event
+
+    async def publish(self, group: GroupState) -> None:
+        """Put a complete group up for the trainer; the ledger says so on return."""
+        assembled = await asyncio.to_thread(assemble, self._directory, group)
+        await self._admin.publish_group(assembled)
+        await self._directory.ledger.append(GroupPublished(group_id=group.plan.group_id, at=now()))
+        rewards = tuple(episode.reward for episode in assembled.episodes)
+        self._on_event(
+            GroupDone(group_id=group.plan.group_id, task_id=group.plan.task_id, rewards=rewards)
+        )
+
+    async def watch(self) -> None:
+        """Record acknowledgements as they come. Runs until cancelled."""
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            await self.check()
+
+    async def wait(self, timeout_seconds: float) -> None:
+        """Record acknowledgements until no group is left without one, but not for longer."""
+        waiting = await self.check()
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                while waiting:
+                    await asyncio.sleep(LAST_WATCH_SECONDS)
+                    waiting = await self.check()
+        except TimeoutError:
+            return
+
+    async def check(self) -> int:
+        """Ask once about each published group; how many are still not acknowledged."""
+        waiting = 0
+        for group in list(self._directory.ledger.state.groups.values()):
+            if not group.published or group.consumed:
+                continue
+            group_id = group.plan.group_id
+            try:
+                status = await self._admin.group_status(group_id)
+            except NotFound:
+                await self._admin.publish_group(
+                    await asyncio.to_thread(assemble, self._directory, group)
+                )
+                waiting += 1
+                continue
+            if status.state == "acknowledged":
+                await self._directory.ledger.append(GroupConsumed(group_id=group_id, at=now()))
+                self._on_event(GroupAcknowledged(group_id=group_id))
+            else:
+                waiting += 1
+        return waiting
+
+
+def assemble(directory: RunDir, group: GroupState) -> wire.Group:
+    """The group from its episodes' records and trajectories. Rows come only with what counts."""
+    plan = group.plan
+    return wire.Group(
+        group_id=plan.group_id,
+        run_id=directory.run_id,
+        task_id=plan.task_id,
+        size=plan.size,
+        episodes=[
+            _episode(directory, final_record(directory, group, index)) for index in range(plan.size)
+        ],
+    )
+
+
+def final_record(directory: RunDir, group: GroupState, index: int) -> Record:
+    """The record that the ledger calls final. Raises `LedgerError` if it is not there."""
+    attempt = group.episodes[index].final_attempt
+    plan = Plan(
+        run_id=directory.run_id,
+        group_id=group.plan.group_id,
+        task_id=group.plan.task_id,
+        index=index,
+        attempt=attempt or 0,
+    )
+    record = directory.read_record(plan) if attempt is not None else None
+    if record is None:
+        raise LedgerError(
+            f"{directory.attempt_folder(plan)}: the record of a finished episode is gone"
+        )
+    return record
+
+
+def _episode(directory: RunDir, record: Record) -> wire.GroupEpisode:
+    outcome = record.outcome
+    folder = directory.attempt_folder(plan_of(record))
+    return wire.GroupEpisode(
+        episode_id=record.episode_id,
+        index=record.index,
+        session_id=record.session_id,
+        outcome=outcome_json(outcome),
+        reward=outcome.reward,
+        rows=read_rows(folder) if outcome.in_loss else [],
+    )

@@ -1,0 +1,231 @@
+"""One call for a whole run: open the run directory, start what is needed, run, report.
+
+    result = await run(Path("run.yaml"))
+
+What a run starts ends with it, in every way out: its sandboxes, their provider, and ModelService,
+which is a process of its own on the run directory's `service/` folder. The same call on a directory
+that holds an unfinished run goes on with it; on a finished one it only reports.
+
+A run that is given a `ServiceAddress` uses that service and leaves it running. The trainer then
+needs to know one address, however many runs there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import signal
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rock.errors import ConfigError, ProviderUnavailable
+from rock.modelservice.client import AdminClient
+from rock.modelservice.supervise import ServiceProcess
+from rock.rollout.durable import write_atomically
+from rock.rollout.episode import Tools
+from rock.rollout.events import OnEvent, RunEnded, RunStarted, ignore
+from rock.rollout.record import encode
+from rock.rollout.report import Report, as_text, report
+from rock.rollout.rundir import RunDir, read_info, read_records
+from rock.rollout.runfile import QUEUE, RunFile, load_run_file
+from rock.rollout.runner import Runner
+from rock.rollout.task import LoadedTask
+from rock.rollout.tasks import load_tasks
+from rock.sandbox.base import Provider
+from rock.sandbox.doctor import choose_provider, providers
+
+EXIT_FINISHED = 0
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+"""For the command line: what a run that was cancelled ends with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceAddress:
+    """A ModelService that is already there, on this machine."""
+
+    control_url: str
+    admin_key: str
+    attach_path: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """What became of a run. `failure` says why it gave up, None if every episode has an outcome."""
+
+    directory: Path
+    run_id: str
+    provider: str
+    report: Report
+    groups: int
+    published: int
+    consumed: int
+    failure: str | None
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_FINISHED if self.failure is None else EXIT_FAILED
+
+
+async def run(
+    source: Path | RunFile,
+    *,
+    directory: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    service: ServiceAddress | None = None,
+    provider: Provider | None = None,
+    on_event: OnEvent = ignore,
+) -> RunResult:
+    """Run a run file to its end, or from where an earlier harness stopped in `directory`.
+
+    `overrides` are top-level fields that win over the file's. A `provider` given here stays the
+    caller's. Raises `ConfigError`, `LedgerError`, `ProviderUnavailable` and `ModelServiceError` for
+    what stops the whole run; what goes wrong in an episode is in its outcome. Cancelling it stops
+    everything and leaves the directory resumable.
+    """
+    config, text = _read(source, overrides)
+    where = directory or config.out or _new_directory(source)
+    tasks = load_tasks(config.tasks, base=Path.cwd())
+    _refuse_ungraded(config, tasks)
+    with RunDir.open(where.resolve(), config, source=text) as opened:
+        async with AsyncExitStack() as stack:
+            chosen = await _provider(stack, config, provider)
+            address = service or await stack.enter_async_context(_service(opened.path, config))
+            admin = await stack.enter_async_context(
+                AdminClient(address.control_url, address.admin_key)
+            )
+            tools = Tools(
+                run=config,
+                provider=chosen,
+                admin=admin,
+                attach_path=address.attach_path,
+                backend=config.model,
+                on_event=on_event,
+            )
+            runner = Runner(tasks, opened, tools)
+            await runner.plan()
+            on_event(_started(opened, chosen))
+            failure = await runner.run()
+        result = await asyncio.to_thread(_finish, opened, chosen.name, failure)
+    on_event(RunEnded(report=result.report, failure=failure))
+    return result
+
+
+async def resume(directory: Path, **options: Any) -> RunResult:
+    """Go on with the run in `directory`, with the settings it was started with."""
+    info = await asyncio.to_thread(read_info, directory)
+    return await run(RunFile.model_validate(info.config), directory=directory, **options)
+
+
+def _read(source: Path | RunFile, overrides: Mapping[str, Any] | None) -> tuple[RunFile, bytes]:
+    if isinstance(source, Path):
+        return load_run_file(source, overrides=overrides), source.read_bytes()
+    return source, source.model_dump_json(indent=2).encode()  # JSON is YAML, too
+
+
+def _new_directory(source: Path | RunFile) -> Path:
+    if not isinstance(source, Path):
+        raise ConfigError("out: a run that does not come from a file needs a run directory")
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", source.stem)
+    return source.resolve().parent / "runs" / f"{name}-{stamp}"
+
+
+def _refuse_ungraded(config: RunFile, tasks: list[LoadedTask]) -> None:
+    for item in tasks:
+        if item.task.grader is None and config.grader is None:
+            raise ConfigError(
+                f"tasks: {item.task_id!r} has no grader (expected one in the task or in the run file)"
+            )
+
+
+async def _provider(stack: AsyncExitStack, config: RunFile, given: Provider | None) -> Provider:
+    """The provider to use; one made here is closed with `stack`."""
+    if given is not None:
+        return given
+    if config.provider == "auto":
+        return await stack.enter_async_context(await choose_provider())
+    for candidate in providers():
+        if candidate.name != config.provider:
+            await candidate.close()
+            continue
+        await stack.enter_async_context(candidate)
+        found = await candidate.probe()
+        if not found.available:
+            remedy = f"; {found.remedy}" if found.remedy else ""
+            raise ProviderUnavailable(f"provider: {config.provider}: {found.detail}{remedy}")
+        return candidate
+    raise ConfigError(f"provider: there is no provider {config.provider!r}")
+
+
+@asynccontextmanager
+async def _service(directory: Path, config: RunFile) -> AsyncGenerator[ServiceAddress, None]:
+    """ModelService for this run alone. It ends with the harness, also when that is killed, and the
+    next one starts it again on the same journal."""
+    backends = [] if config.model == QUEUE else [config.model]
+    settings = config.service.model_dump(exclude_none=True)
+    async with ServiceProcess(
+        directory / "service",
+        settings=settings,
+        backends=backends,
+        api_base=config.api_base,
+        exit_with_parent=True,
+    ) as process:
+        yield ServiceAddress(
+            control_url=process.control_url,
+            admin_key=process.keys.admin_key,
+            attach_path=process.attach_path,
+        )
+
+
+def _started(opened: RunDir, provider: Provider) -> RunStarted:
+    groups = opened.ledger.state.groups.values()
+    return RunStarted(
+        run_id=opened.run_id,
+        directory=opened.path,
+        provider=provider.name,
+        groups=len(groups),
+        episodes=sum(group.plan.size for group in groups),
+        done=sum(group.done for group in groups),
+    )
+
+
+def _finish(opened: RunDir, provider: str, failure: str | None) -> RunResult:
+    figures = report(read_records(opened.path))
+    write_atomically(opened.path / "report.json", encode(figures))
+    write_atomically(opened.path / "report.txt", as_text(figures).encode())
+    state = opened.ledger.state
+    return RunResult(
+        directory=opened.path,
+        run_id=opened.run_id,
+        provider=provider,
+        report=figures,
+        groups=len(state.groups),
+        published=sum(group.published for group in state.groups.values()),
+        consumed=sum(group.consumed for group in state.groups.values()),
+        failure=failure,
+    )
+
+
+def run_to_exit_code(source: Path, **options: Any) -> int:
+    """`run` for a command line: the exit code, 130 when a signal (Ctrl-C or SIGTERM) stopped it.
+
+    The first signal stops everything in order; the directory is resumable then.
+    """
+    with contextlib.suppress(asyncio.CancelledError, KeyboardInterrupt):
+        return asyncio.run(_until_signalled(source, options))
+    return EXIT_INTERRUPTED
+
+
+async def _until_signalled(source: Path, options: Mapping[str, Any]) -> int:
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, task.cancel)
+    return (await run(source, **options)).exit_code

@@ -1,0 +1,106 @@
+"""What one attempt exports: every call of its session, on disk, and the figures that follow."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from rock.errors import LedgerError
+from rock.modelservice import wire
+from rock.modelservice.client import AdminClient
+from rock.rollout.durable import write_atomically
+from rock.rollout.evidence import ANSWERED_STATES, CallSeen, SessionSeen
+from rock.rollout.record import Usage
+
+FILE_NAME = "trajectory.json"
+Number = TypeVar("Number", int, float)
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What the harness keeps in memory of a trajectory once it is on disk."""
+
+    session: SessionSeen
+    usage: Usage
+    untrainable: dict[str, int]
+
+
+async def export(
+    admin: AdminClient, session_id: str, folder: Path, *, close_reason: str | None
+) -> Exported:
+    """Fetch the session's trajectory and store it in `folder`, durable on return.
+
+    Raises `ModelServiceError` or `OSError`.
+    """
+    trajectory = await admin.trajectory(session_id)
+    await asyncio.to_thread(_store, folder, trajectory)
+    return Exported(
+        session=SessionSeen(
+            close_reason=close_reason, calls=[call_seen(call) for call in trajectory.calls]
+        ),
+        usage=usage_of(trajectory),
+        untrainable=trajectory.untrainable,
+    )
+
+
+def _store(folder: Path, trajectory: wire.Trajectory) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / FILE_NAME, wire.encode(trajectory))
+
+
+def call_seen(call: wire.TrajectoryCall) -> CallSeen:
+    digest = hashlib.sha256()
+    for message in call.request.messages:
+        digest.update(bytes(message))
+        digest.update(b"\0")
+    return CallSeen(
+        state=call.state, digest=digest.hexdigest(), error=call.error, code=call.error_code
+    )
+
+
+def usage_of(trajectory: wire.Trajectory) -> Usage:
+    """Sums over the answered calls; null as soon as one of them is unknown."""
+    usages = [call.usage for call in trajectory.calls if call.state in ANSWERED_STATES]
+    prompts = _all_known(usage and usage.prompt_tokens for usage in usages)
+    completions = _all_known(usage and usage.completion_tokens for usage in usages)
+    costs = _all_known(usage and usage.cost_usd for usage in usages)
+    return Usage(
+        turns=len(usages),
+        prompt_tokens=None if prompts is None else sum(prompts),
+        completion_tokens=None if completions is None else sum(completions),
+        cost_usd=math.fsum(costs) if costs else None,
+        trainable_tokens=sum(sum(row.mask) for row in trajectory.rows),
+        rows=len(trajectory.rows),
+    )
+
+
+def _all_known(values: Iterable[Number | None]) -> list[Number] | None:
+    """The values, or None as soon as one of them is unknown."""
+    known: list[Number] = []
+    for value in values:
+        if value is None:
+            return None
+        known.append(value)
+    return known
+
+
+class _Rows(msgspec.Struct):
+    rows: list[wire.TokenRow]
+
+
+def read_rows(folder: Path) -> list[wire.TokenRow]:
+    """The token rows of a stored trajectory, none when there is none. Raises `LedgerError`."""
+    path = folder / FILE_NAME
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Rows).rows
+    except FileNotFoundError:
+        return []
+    except msgspec.DecodeError as exc:
+        raise LedgerError(f"{path}: not a trajectory: {exc}") from exc

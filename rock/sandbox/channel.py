@@ -1,0 +1,329 @@
+"""`Channel`: the client of one sandbox's helper. It knows the protocol, not who made the sandbox.
+
+Every request has a connection and, in the sandbox, a process of its own, so none waits for another.
+Closing a connection ends what it asked for. A helper that is gone, or does not answer in time, is
+`SandboxDied`; what the helper refuses is the error class of the step that failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from rock.errors import (
+    BadUser,
+    BadWorkdir,
+    CommandNotFound,
+    CommandRefused,
+    SandboxDied,
+    SandboxError,
+    SandboxFileError,
+)
+from rock.sandbox import frames, transfer
+from rock.sandbox.execution import Executed, execute
+from rock.sandbox.frames import ExecRequest, Frame, FrameType, Refusal, Stage
+
+KILL_GRACE_SECONDS = 15.0
+"""The helper takes up to 10 seconds to end an obstinate command; then it is presumed dead."""
+_CALL_SECONDS = 30.0
+_INLINE_BYTES = 1024 * 1024
+"""Files up to this size are read and written on the event loop: a thread would take longer."""
+T = TypeVar("T")
+_NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
+
+
+class Connector(Protocol):
+    """Makes a new connection to the helper: a non-blocking stream socket, owned by the caller."""
+
+    def __call__(self) -> socket.socket:
+        """Raises `OSError` when the helper is gone, `BlockingIOError` when it has no room yet."""
+        ...
+
+
+def connect_to_path(path: Path) -> Connector:
+    """A connector to the listening unix socket at `path`, which may be longer than an address."""
+
+    def connect() -> socket.socket:
+        conn = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        folder = -1
+        try:
+            folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            conn.connect(f"/proc/self/fd/{folder}/{path.name}")
+        except OSError:
+            conn.close()
+            raise
+        finally:
+            if folder >= 0:
+                os.close(folder)
+        return conn
+
+    return connect
+
+
+def connect_by_control(control: socket.socket) -> Connector:
+    """A connector that passes one end of a new socket pair over the helper's control socket."""
+
+    def connect() -> socket.socket:
+        near, far = socket.socketpair(
+            socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+        )
+        try:
+            socket.send_fds(control, [b"c"], [far.fileno()])
+        except OSError:
+            near.close()
+            raise
+        finally:
+            far.close()
+        return near
+
+    return connect
+
+
+def refused(refusal: Refusal, what: str) -> SandboxError:
+    """The error for a request about `what` that the helper could not carry out."""
+    reason = os.strerror(refusal.errno)
+    match refusal.stage:
+        case Stage.USER:
+            return BadUser(f"{what}: {refusal.text} ({reason})")
+        case Stage.CWD:
+            return BadWorkdir(f"{what}: {reason}")
+        case Stage.PROGRAM if refusal.errno in _NOT_THERE:
+            return CommandNotFound(f"{what}: no such program in the sandbox ({reason})")
+        case Stage.PROGRAM if refusal.errno == errno.E2BIG:
+            bound = frames.MAX_ARGUMENT_BYTES // 1024
+            return CommandRefused(
+                f"{what}: arguments and environment are too large for the kernel (one may have "
+                f"{bound} KiB); pass large text as stdin or as a file"
+            )
+        case Stage.PROGRAM | Stage.PROCESS:
+            return CommandRefused(f"{what}: {refusal.text} ({reason})")
+        case Stage.FILE:
+            return SandboxFileError(f"{what}: {reason}")
+        case Stage.REQUEST | Stage.LISTEN:
+            return SandboxError(f"{what}: {refusal.text} ({reason})")
+
+
+class Channel:
+    """Requests to one helper. Safe to use from many tasks of one event loop."""
+
+    def __init__(self, connect: Connector) -> None:
+        self._connector = connect
+
+    async def ping(self) -> int:
+        """The helper's protocol version. Raises `SandboxDied` also for one that we do not speak."""
+        frame, _ = await self._call(FrameType.PING, b"", "ping")
+        version, _ = frames.take_u32(frame.body, 0)
+        if version != frames.PROTOCOL_VERSION:
+            raise SandboxDied(f"the helper speaks version {version}, not {frames.PROTOCOL_VERSION}")
+        return version
+
+    async def exec(
+        self, request: ExecRequest, *, stdin: bytes, output_limit_bytes: int
+    ) -> Executed:
+        """Run one command to its end. Raises what `Sandbox.exec` does, except for its results."""
+        what = os.fsdecode(request.argv[0]) if request.argv else "(empty command)"
+        try:
+            encoded = frames.encode(FrameType.EXEC, request.encode())
+        except ValueError as exc:
+            raise CommandRefused(f"{what}: {exc}") from exc
+        conn = await self._connect()
+        try:
+            executed = await execute(
+                conn,
+                encoded,
+                stdin=stdin,
+                output_limit_bytes=output_limit_bytes,
+                bound_seconds=request.timeout_ms / 1000 + KILL_GRACE_SECONDS,
+            )
+        finally:
+            conn.close()
+        if executed.reply is not None and executed.reply.type is FrameType.ERROR:
+            refusal = frames.parse_refusal(executed.reply.body)
+            if refusal.stage is Stage.CWD:
+                what = f"working directory {os.fsdecode(request.cwd)}"
+            if refusal.stage is Stage.USER:
+                what = f"user {os.fsdecode(request.user)}"
+            raise refused(refusal, what)
+        return executed
+
+    async def read_file(self, path: bytes, *, max_bytes: int) -> bytes:
+        what = f"read {os.fsdecode(path)}"
+        fd = await self._open(FrameType.READ, frames.text(path), what)
+        try:
+            size = os.fstat(fd).st_size
+            if size > max_bytes:
+                raise SandboxFileError(f"{what}: it has {size} bytes, the bound is {max_bytes}")
+            data = await _in_thread_if_large(size, lambda: _read_up_to(fd, max_bytes + 1))
+        except OSError as exc:
+            raise SandboxFileError(f"{what}: {exc.strerror}") from exc
+        finally:
+            os.close(fd)
+        if len(data) > max_bytes:
+            raise SandboxFileError(f"{what}: it is over {max_bytes} bytes")
+        return data
+
+    async def write_file(self, path: bytes, data: bytes, *, mode: int, owner: bytes) -> None:
+        what = f"write {os.fsdecode(path)}"
+        body = frames.text(path) + frames.u32(mode & 0o777) + frames.text(owner)
+        conn = await self._connect()
+        try:
+            _, fd = await self._ask(conn, frames.encode(FrameType.WRITE, body), what)
+            try:
+                await _in_thread_if_large(len(data), lambda: _write_all(fd, data))
+            finally:
+                os.close(fd)
+            await self._ask(conn, frames.encode(FrameType.COMMIT), what)
+        except OSError as exc:
+            raise SandboxFileError(f"{what}: {exc.strerror}") from exc
+        finally:
+            conn.close()
+
+    async def make_directory(self, path: bytes, *, mode: int, owner: bytes) -> None:
+        """Make a directory and its parents; it gets this mode and owner even if it was there."""
+        body = frames.text(path) + frames.u32(mode) + frames.text(owner)
+        await self._call(FrameType.MKDIR, body, f"make directory {os.fsdecode(path)}")
+
+    async def upload(self, source: Path, target: bytes, *, owner: bytes) -> None:
+        def refuse(body: bytes) -> SandboxError:
+            return refused(frames.parse_refusal(body), f"upload to {os.fsdecode(target)}")
+
+        await self._transfer(lambda conn: transfer.put_tree(conn, source, target, owner, refuse))
+
+    async def download(
+        self, source: bytes, target: Path, *, max_bytes: int, max_entries: int
+    ) -> None:
+        def refuse(body: bytes) -> SandboxError:
+            return refused(frames.parse_refusal(body), f"download {os.fsdecode(source)}")
+
+        await self._transfer(
+            lambda conn: transfer.get_tree(
+                conn, source, target, max_bytes=max_bytes, max_entries=max_entries, refuse=refuse
+            )
+        )
+
+    async def listen(self, port: int) -> socket.socket:
+        """A listening socket on 127.0.0.1 of the sandbox; non-blocking, owned by the caller."""
+        fd = await self._open(FrameType.LISTEN, frames.u32(port), f"listen on port {port}")
+        listener = socket.socket(fileno=fd)
+        listener.setblocking(False)
+        return listener
+
+    async def _connect(self) -> socket.socket:
+        try:
+            async with asyncio.timeout(_CALL_SECONDS):
+                while True:
+                    try:
+                        return self._connector()
+                    except BlockingIOError:
+                        await asyncio.sleep(0.002)  # the helper's queue of connections is full
+        except TimeoutError as exc:
+            raise SandboxDied("the sandbox takes no connection") from exc
+        except OSError as exc:
+            raise SandboxDied(f"the sandbox is gone: {exc.strerror}") from exc
+
+    async def _open(self, kind: FrameType, body: bytes, what: str) -> int:
+        _, fd = await self._call(kind, body, what)
+        if fd < 0:
+            raise SandboxDied(f"{what}: the helper sent no descriptor")
+        return fd
+
+    async def _call(self, kind: FrameType, body: bytes, what: str) -> tuple[Frame, int]:
+        conn = await self._connect()
+        try:
+            return await self._ask(conn, frames.encode(kind, body), what)
+        finally:
+            conn.close()
+
+    async def _ask(self, conn: socket.socket, request: bytes, what: str) -> tuple[Frame, int]:
+        """One request, one reply and its descriptor (-1: none). Raises what the reply refuses."""
+        fd = -1
+        try:
+            async with asyncio.timeout(_CALL_SECONDS):
+                await asyncio.get_running_loop().sock_sendall(conn, request)
+                frame, fd = await _receive(conn)
+        except TimeoutError as exc:
+            raise SandboxDied(f"{what}: no answer in {_CALL_SECONDS:.0f} seconds") from exc
+        except (OSError, frames.ProtocolError) as exc:
+            raise SandboxDied(f"{what}: the sandbox is gone ({exc})") from exc
+        if frame.type is FrameType.ERROR:
+            raise refused(frames.parse_refusal(frame.body), what)
+        if frame.type is FrameType.LOST:
+            raise SandboxDied(f"{what}: the helper's process was killed")
+        return frame, fd
+
+    async def _transfer(self, work: Callable[[socket.socket], None]) -> None:
+        """Run blocking `work` in a thread; cancellation cuts its connection, then waits for it."""
+        conn = await self._connect()
+        try:
+            await _in_thread(lambda: work(conn), on_cancel=lambda: conn.shutdown(socket.SHUT_RDWR))
+        finally:
+            conn.close()
+
+
+async def _receive(conn: socket.socket) -> tuple[Frame, int]:
+    decoder = frames.Decoder()
+    descriptors: list[int] = []
+    try:
+        while True:
+            await _readable(conn)
+            try:
+                data, passed, _, _ = socket.recv_fds(conn, 65536, 1, socket.MSG_CMSG_CLOEXEC)
+            except BlockingIOError:
+                continue
+            descriptors += passed
+            if not data:
+                raise ConnectionResetError("the helper closed the connection")
+            for frame in decoder.feed(data):
+                return frame, descriptors.pop() if descriptors else -1
+    finally:
+        for fd in descriptors:
+            os.close(fd)
+
+
+async def _readable(conn: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        if not future.done():
+            future.set_result(None)
+
+    loop.add_reader(conn, wake)
+    try:
+        await future
+    finally:
+        loop.remove_reader(conn)
+
+
+async def _in_thread_if_large(size: int, work: Callable[[], T]) -> T:
+    return work() if size <= _INLINE_BYTES else await _in_thread(work)
+
+
+async def _in_thread(work: Callable[[], T], on_cancel: Callable[[], None] = lambda: None) -> T:
+    """`work` in a thread. A cancelled caller waits for it too: the thread uses its descriptors."""
+    task = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        on_cancel()
+        await asyncio.wait((task,))
+        raise
+
+
+def _read_up_to(fd: int, size: int) -> bytes:
+    parts: list[bytes] = []
+    while size > 0 and (data := os.read(fd, min(size, _INLINE_BYTES))):
+        parts.append(data)
+        size -= len(data)
+    return b"".join(parts)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

@@ -1,0 +1,103 @@
+"""What the engine is asked for: one sandbox's container, as plain values. No I/O.
+
+No network (unless asked), no new privileges, no capabilities but the helper's few, bounded processes,
+memory, CPU and descriptors, no log, nothing of the host but what `mounts` show, never privileged.
+The engine removes the container by itself when its PID 1 ends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from docker.types import LogConfig, Ulimit
+from docker.types import Mount as Bind
+
+from rock.sandbox.base import Limits, Mount, SandboxSpec
+
+HELPER_TARGET = "/rock/rock-init"
+RUN_TARGET = "/rock/run"
+SOCKET_NAME = "box.sock"
+
+HELPER_CAPABILITIES = (
+    "CHOWN",  # hand over the files it writes to the command's user
+    "DAC_OVERRIDE",  # read and write files for the harness whatever their mode
+    "FOWNER",  # give them their mode after handing them over
+    "KILL",  # end commands of other users
+    "SETGID",  # become the command's user
+    "SETUID",
+    "SETPCAP",  # empty the command's bounding set
+)
+"""Of the helper alone. A command has no capability, also as the sandbox's root."""
+
+OOM_SCORE = 500
+"""If the host runs out of memory, a sandbox goes before the harness does."""
+
+
+def container_config(
+    spec: SandboxSpec,
+    *,
+    mounts: Sequence[Mount],
+    programs: Sequence[Path],
+    helper: Path,
+    run_directory: Path,
+    labels: Mapping[str, str],
+) -> dict[str, Any]:
+    """Arguments for the engine client's `create`.
+
+    `mounts` are checked ones, `programs` host directories to show read-only at their own place,
+    `helper` the host's rock-init, `run_directory` the host directory for its socket.
+    """
+    binds = [
+        Bind(HELPER_TARGET, str(helper), type="bind", read_only=True),
+        Bind(RUN_TARGET, str(run_directory), type="bind"),
+        *(Bind(str(path), str(path), type="bind", read_only=True) for path in programs),
+        *(
+            Bind(mount.target, str(mount.source), type="bind", read_only=mount.read_only)
+            for mount in mounts
+        ),
+    ]
+    lifetime = str(math.ceil(spec.lifetime_seconds))
+    return {
+        "entrypoint": [HELPER_TARGET],
+        "command": ["serve", f"{RUN_TARGET}/{SOCKET_NAME}", "--lifetime", lifetime],
+        # The helper must be able to become any user, whatever the image's own user is.
+        "user": "0:0",
+        "working_dir": "/",
+        "hostname": "sandbox",
+        "labels": {**spec.labels, **labels},
+        "healthcheck": {"test": ["NONE"]},
+        # The client's own proxy settings are not the sandbox's business.
+        "use_config_proxy": False,
+        "host_config": {
+            "network_mode": "none" if spec.network == "none" else "bridge",
+            "cap_drop": ["ALL"],
+            "cap_add": list(HELPER_CAPABILITIES),
+            "security_opt": ["no-new-privileges:true"],
+            "privileged": False,
+            "ipc_mode": "private",
+            "init": False,
+            "auto_remove": True,
+            "oom_score_adj": OOM_SCORE,
+            "log_config": LogConfig(type="none"),
+            "mounts": binds,
+            **_limits(spec.limits),
+        },
+    }
+
+
+def _limits(limits: Limits) -> dict[str, Any]:
+    fields: dict[str, Any] = {"ulimits": [Ulimit(name="core", soft=0, hard=0)]}
+    if limits.memory_bytes is not None:
+        # Equal values mean no swap: a sandbox over its memory is told so, not slowed down.
+        fields["mem_limit"] = fields["memswap_limit"] = limits.memory_bytes
+    if limits.pids is not None:
+        fields["pids_limit"] = limits.pids
+    if limits.cpus is not None:
+        fields["nano_cpus"] = int(limits.cpus * 1e9)
+    if limits.open_files is not None:
+        count = limits.open_files
+        fields["ulimits"].append(Ulimit(name="nofile", soft=count, hard=count))
+    return fields

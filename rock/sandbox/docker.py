@@ -1,0 +1,250 @@
+"""The docker provider: one hardened container per sandbox, with the helper as its PID 1.
+
+The engine only makes and removes containers. Commands, files and sockets go through the helper's unix
+socket in a private host directory (`rundir`), so the engine is off the path and nothing is needed
+from the image. `container` says what exactly is asked of the engine.
+
+`spec.image` is an engine image reference: its variables are the base of the commands' environment,
+and its user, if it names one other than root, is the default user. `spec.image=None` is `hostroot`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import functools
+import hashlib
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+
+from rock.errors import ProviderUnavailable, SandboxDied, SandboxError
+from rock.sandbox import hostroot, rundir
+from rock.sandbox.base import Availability, Provider, Sandbox, SandboxSpec
+from rock.sandbox.channel import Channel, connect_to_path
+from rock.sandbox.channel_sandbox import AGENT_HOME, ChannelSandbox, Identity
+from rock.sandbox.container import SOCKET_NAME, container_config
+from rock.sandbox.ending import to_the_end
+from rock.sandbox.engine import REMEDY, Engine, Image
+from rock.sandbox.helper import helper_path
+from rock.sandbox.mounts import checked
+from rock.sandbox.owner import EXPIRES, RUN, Owner, wall_seconds
+
+log = logging.getLogger(__name__)
+
+HOST_IMAGE = "rock-host"
+LOCK_SECONDS = 60.0
+
+RESTART_REMEDY = "look at the engine's log; restarting it may help"
+SHARE_REMEDY = (
+    "run rock on the machine of the engine; an engine in a virtual machine or on another host does "
+    "not share this one's directories. The local provider needs no engine"
+)
+EXPIRY_MARGIN_SECONDS = 60.0
+"""A container still there this long after its helper should have ended it is the reaper's."""
+
+
+class DockerProvider(Provider):
+    """Sandboxes as containers of one engine on this machine. `close` stops those still there.
+
+    `host` is the engine's address (default: its usual socket). A missing image is an error that
+    names the command to get it; with `pull=True` it is fetched instead. `run_id` is written on the
+    containers for people. `base` is where control sockets go; it must be short.
+    """
+
+    name = "docker"
+
+    def __init__(
+        self,
+        *,
+        host: str | None = None,
+        run_id: str = "",
+        base: Path | None = None,
+        pull: bool = False,
+        pull_timeout_seconds: float = 900.0,
+        start_timeout_seconds: float = 30.0,
+        now: Callable[[], float] = wall_seconds,
+    ) -> None:
+        self.engine = Engine(host)
+        self.run_id = run_id
+        self.base = base or rundir.default_base()
+        self._pull = pull
+        self._pull_timeout_seconds = pull_timeout_seconds
+        self._start_timeout_seconds = start_timeout_seconds
+        self._now = now
+        self._owner = Owner.current()
+        self._sandboxes: dict[str, ChannelSandbox] = {}
+        self._host_image: Image | None = None
+        self._making_host_image = asyncio.Lock()
+        self._closed = False
+
+    async def probe(self) -> Availability:
+        """Ask the engine, then really start a sandbox and speak to it through its socket."""
+        try:
+            info = await self.engine.info()
+        except ProviderUnavailable as exc:
+            return Availability(available=False, detail=exc.message, remedy=REMEDY)
+        except SandboxError as exc:
+            return Availability(available=False, detail=exc.message, remedy=RESTART_REMEDY)
+        try:
+            async with await self.create(SandboxSpec()):
+                pass
+        except ProviderUnavailable as exc:
+            return Availability(available=False, detail=exc.message, remedy=SHARE_REMEDY)
+        except SandboxError as exc:
+            return Availability(available=False, detail=exc.message, remedy=RESTART_REMEDY)
+        detail = f"engine {info.version} (API {info.api_version}) at {info.address}"
+        return Availability(available=True, detail=detail)
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        """A running container with its helper answering.
+
+        Raises `ConfigError` (a mount that may not be), `ProviderUnavailable` (no engine, no such
+        image, an engine on another machine), `SandboxError` (the engine refused, in its words).
+        """
+        self._check_open()
+        mounts = checked(spec.mounts, sockets=[self.engine.address.removeprefix("unix://")])
+        image = await self._image(spec.image)
+        sandbox_id = secrets.token_hex(6)
+        folder = self.base / sandbox_id
+        try:
+            rundir.make(self.base, sandbox_id, self._owner)
+            config = container_config(
+                spec,
+                mounts=mounts,
+                programs=[] if spec.image else hostroot.program_directories(),
+                helper=helper_path(),
+                run_directory=folder / "run",
+                labels=self._labels(spec),
+            )
+            await self.engine.create(image.id, f"rock-{sandbox_id}", config)
+            channel = await self._reach(sandbox_id, folder / "run" / SOCKET_NAME)
+            sandbox = ChannelSandbox(
+                sandbox_id,
+                spec,
+                channel,
+                remove=functools.partial(self._discard, sandbox_id),
+                identity=_identity(image),
+                variables=image.env,
+            )
+            await sandbox.prepare()
+            self._check_open()
+        except BaseException:  # whatever it was, also a cancellation, nothing may be left
+            await to_the_end(self._discard_quietly(sandbox_id))
+            raise
+        self._sandboxes[sandbox_id] = sandbox
+        return sandbox
+
+    async def close(self) -> None:
+        """Stop every sandbox still there, then the engine client's threads."""
+        self._closed = True
+        await to_the_end(self._close())
+
+    async def _close(self) -> None:
+        stops = [sandbox.stop() for sandbox in self._sandboxes.values()]
+        for error in await asyncio.gather(*stops, return_exceptions=True):
+            if isinstance(error, BaseException):
+                log.warning("a sandbox could not be stopped and is left to the reaper: %s", error)
+        await self.engine.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SandboxError("this provider is closed; it makes no more sandboxes")
+
+    def _labels(self, spec: SandboxSpec) -> dict[str, str]:
+        expires = self._now() + spec.lifetime_seconds + EXPIRY_MARGIN_SECONDS
+        return {RUN: self.run_id, EXPIRES: f"{expires:.0f}", **self._owner.labels()}
+
+    async def _discard(self, sandbox_id: str) -> None:
+        """Remove a sandbox's container and directory; the directory also if the engine fails."""
+        try:
+            await self.engine.remove(f"rock-{sandbox_id}")
+        finally:
+            rundir.remove(self.base / sandbox_id)
+            self._sandboxes.pop(sandbox_id, None)
+
+    async def _discard_quietly(self, sandbox_id: str) -> None:
+        """Clean up after a failure that is already on its way to the caller."""
+        try:
+            await self._discard(sandbox_id)
+        except SandboxError as exc:
+            log.warning("sandbox %s is left to the reaper: %s", sandbox_id, exc.message)
+
+    async def _reach(self, sandbox_id: str, path: Path) -> Channel:
+        """The channel to a helper that has just been started, once it answers."""
+        container = f"rock-{sandbox_id}"
+        deadline = time.monotonic() + self._start_timeout_seconds
+        channel = Channel(connect_to_path(path))
+        while True:
+            try:
+                await channel.ping()
+            except SandboxDied:
+                await asyncio.sleep(0.01)
+            else:
+                return channel
+            if not await self.engine.running(container):
+                raise SandboxDied(f"the helper of {container} ended before it answered")
+            if time.monotonic() > deadline:
+                raise ProviderUnavailable(
+                    f"{container} runs, but its socket did not appear in {path.parent} within "
+                    f"{self._start_timeout_seconds:g} s: the engine does not share this machine's "
+                    f"directories; {SHARE_REMEDY}"
+                )
+
+    async def _image(self, reference: str | None) -> Image:
+        """The engine's image; by its content id, so that a tag may move during a run."""
+        if reference is None:
+            async with self._making_host_image:
+                if self._host_image is None:
+                    self._host_image = await self._make_host_image()
+                return self._host_image
+        found = await self.engine.image(reference)
+        if found is None and self._pull:
+            await self.engine.pull(reference, timeout_seconds=self._pull_timeout_seconds)
+            found = await self.engine.image(reference)
+        if found is None:
+            raise ProviderUnavailable(
+                f"the engine has no image {reference}; get it with `docker pull {reference}`, or "
+                "build it, or let the provider pull"
+            )
+        return found
+
+    async def _make_host_image(self) -> Image:
+        """The image of `hostroot`, named by its content, made once per machine."""
+        archive = await asyncio.to_thread(hostroot.archive)
+        tag = hashlib.sha256(archive).hexdigest()[:12]
+        reference = f"{HOST_IMAGE}:{tag}"
+        rundir.prepare_base(self.base)
+        async with _locked(self.base / "host-image.lock", within_seconds=LOCK_SECONDS):
+            found = await self.engine.image(reference)
+            if found is None:
+                await self.engine.import_image(archive, HOST_IMAGE, tag)
+                found = await self.engine.image(reference)
+        if found is None:
+            raise SandboxError(f"the engine imported {reference} and does not have it")
+        return found
+
+
+@contextlib.asynccontextmanager
+async def _locked(path: Path, *, within_seconds: float) -> AsyncGenerator[None]:
+    """Hold a lock between processes; it goes with the process that holds it."""
+    deadline = time.monotonic() + within_seconds
+    with path.open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise SandboxError(f"{path} was locked for {within_seconds:g} s") from None
+                await asyncio.sleep(0.02)
+        yield
+
+
+def _identity(image: Image) -> Identity | None:
+    """The image's own user, unless it is root: then the provider's safe default applies."""
+    name = image.user.partition(":")[0]
+    return None if name in ("", "root", "0") else Identity(image.user, AGENT_HOME)

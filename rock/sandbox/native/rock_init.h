@@ -1,0 +1,149 @@
+/* rock-init: what its files share. Read main.c first, then wire.c for the protocol. */
+#ifndef ROCK_INIT_H
+#define ROCK_INIT_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#define PROTOCOL_VERSION 1
+#define MAX_FRAME_BYTES (16u * 1024 * 1024)
+#define MAX_PASSED_FDS 4
+#define NO_FD (-1)
+
+/* What a client sends. Each connection carries one request and what belongs to it. */
+enum request_type {
+    REQ_PING = 'P',
+    REQ_EXEC = 'X',   /* then any number of KILL and SIGNAL while it runs */
+    REQ_KILL = 'K',
+    REQ_SIGNAL = 'S',
+    REQ_READ = 'O',   /* open a regular file; answered with its descriptor */
+    REQ_WRITE = 'W',  /* answered with a descriptor to fill, then COMMIT */
+    REQ_COMMIT = 'C',
+    REQ_MKDIR = 'M',
+    REQ_PUT = 'U',    /* then DIR, FILE + DATA.., LINK, and COMMIT */
+    REQ_GET = 'G',    /* answered with DIR, FILE + DATA.., LINK, and DONE */
+    REQ_LISTEN = 'L',
+};
+
+/* Entries of a tree, in both directions. */
+enum entry_type { ENTRY_DIR = 'd', ENTRY_FILE = 'f', ENTRY_DATA = 'b', ENTRY_LINK = 'l' };
+
+/* What the helper answers. */
+enum reply_type {
+    REP_PONG = 'p',
+    REP_RESULT = 'R',
+    REP_FD = 'F',
+    REP_DONE = 'D',
+    REP_ERROR = 'E',
+    REP_LOST = 'I', /* the supervisor of this command was killed from inside the sandbox */
+};
+
+enum end_kind { END_EXITED = 1, END_SIGNALED = 2, END_TIMED_OUT = 3, END_KILLED = 4 };
+
+/* Which step of a request failed; the number after it is an errno. */
+enum stage {
+    STAGE_REQUEST = 1,
+    STAGE_USER = 2,
+    STAGE_CWD = 3,
+    STAGE_PROGRAM = 4,
+    STAGE_PROCESS = 5,
+    STAGE_FILE = 6,
+    STAGE_LISTEN = 7,
+};
+
+/* wire.c: frames, descriptors and bounded readers. */
+struct frame {
+    unsigned char type;
+    unsigned char *body;
+    uint32_t size;
+    int fds[MAX_PASSED_FDS];
+    int fd_count;
+};
+struct reader {
+    const unsigned char *at, *end;
+    int bad;
+};
+struct writer {
+    unsigned char bytes[8192];
+    size_t size;
+};
+int read_frame(int conn, struct frame *frame); /* 1 got one, 0 closed, -1 error */
+int send_frame(int conn, unsigned char type, const void *body, size_t size, int pass_fd);
+int reply_error(int conn, enum stage stage, int error, const char *text);
+int write_all(int fd, const void *data, size_t size);
+struct reader reader_of(const struct frame *frame);
+uint8_t get_u8(struct reader *reader);
+uint32_t get_u32(struct reader *reader);
+uint64_t get_u64(struct reader *reader);
+char *get_text(struct reader *reader); /* NUL-terminated copy; a NUL inside makes it bad */
+char **get_texts(struct reader *reader, uint32_t *count);
+const unsigned char *get_bytes(struct reader *reader, uint32_t *size);
+void put_u8(struct writer *writer, uint8_t value);
+void put_u32(struct writer *writer, uint32_t value);
+void put_u64(struct writer *writer, uint64_t value);
+void put_text(struct writer *writer, const char *text);
+
+/* account.c: users of the sandbox, by its own /etc/passwd. */
+struct account {
+    int given; /* 0: keep the helper's identity */
+    uid_t uid;
+    gid_t gid;
+    gid_t groups[64];
+    size_t group_count;
+};
+int find_account(const char *name, struct account *account); /* 0, or an errno */
+int become_account(const struct account *account);           /* 0, or an errno */
+int own(int fd, const struct account *account);              /* chown, if that changes anything */
+
+/* processes.c: time, children, and ending them. */
+int64_t now_ns(void);
+void nap_ns(long nanoseconds);
+int signal_children(const pid_t *spared, size_t spared_count);
+int end_descendants(int64_t bound_ns, pid_t leader, int *leader_status); /* how many tries failed */
+long long oom_kills(void); /* of this cgroup so far, or -1 when it cannot be known */
+
+/* harden.c: what every command loses before it starts. */
+void drop_bounding_set(void);
+int drop_privileges(void); /* 0, or an errno: no new privileges, no capabilities, no odd calls */
+
+/* The handlers: each runs in a process of its own, answers on `conn` and returns its exit code. */
+int handle_exec(int conn, const struct frame *frame);
+int handle_read(int conn, const struct frame *frame);
+int handle_write(int conn, const struct frame *frame);
+int handle_mkdir(int conn, const struct frame *frame);
+int handle_put(int conn, const struct frame *frame);
+int handle_get(int conn, const struct frame *frame);
+int handle_listen(int conn, const struct frame *frame);
+
+/* files.c, for tree.c too. */
+int make_parents(const char *path, const struct account *owner); /* a directory fd, or -1 */
+const char *last_component(const char *path);
+int usable_name(const char *name); /* not "", "." or ".." */
+int fail_file(int conn, int error);
+
+/* serve.c */
+struct serving {
+    int listener;     /* a listening unix socket, or NO_FD */
+    int control;      /* connections arrive as descriptors; its end is the owner's end; or NO_FD */
+    int64_t lifetime_ns; /* 0: none */
+    const char *socket_path; /* unlinked at the end, or NULL */
+};
+int serve(const struct serving *serving);
+
+/* box.c and mounts.c: the rootless sandbox. */
+int run_local(int spec_fd, int control_fd);
+struct step {
+    uint8_t kind;
+    char *path;   /* inside the sandbox */
+    char *text;   /* source, link destination or content, by kind */
+    uint32_t mode;
+    int fd;       /* source opened before the old root goes away */
+    int detached; /* fd is a mount of its own, in nobody's tree yet */
+};
+void map_image_owners(struct step *steps, uint32_t count, int user_namespace);
+void open_sources(struct step *steps, uint32_t count, int bind_now); /* mounts.c */
+void build_root(struct step *steps, uint32_t count, uint64_t bytes, uint64_t inodes);
+void fail_step(const char *step, const char *detail) __attribute__((noreturn)); /* box.c */
+
+#endif

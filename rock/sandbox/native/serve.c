@@ -1,0 +1,200 @@
+/* The server: takes connections, gives each a process, reaps, and ends with its owner.
+ *
+ * It never blocks on a client: the request is read by the new process. What it does itself:
+ * - a command's supervisor that is killed from inside the sandbox is answered for (REP_LOST);
+ * - a child that is no handler is an orphan whose supervisor is gone; it is killed;
+ * - a handler whose client left and that does not end by itself soon is killed.
+ */
+#define _GNU_SOURCE
+#include "rock_init.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define MAX_HANDLERS 4000
+#define LINGER_NS (5 * (int64_t)1000000000)
+#define LAST_BOUND_NS (10 * (int64_t)1000000000)
+
+struct handler {
+    int conn;
+    int64_t kill_at_ns; /* 0 while its client is there */
+};
+static pid_t handler_pids[MAX_HANDLERS];
+static struct handler handlers[MAX_HANDLERS];
+static size_t handler_count;
+
+static int handle(int conn) {
+    struct frame frame;
+    if (read_frame(conn, &frame) <= 0) return 0;
+    switch (frame.type) {
+    case REQ_PING: {
+        struct writer writer = {.size = 0};
+        put_u32(&writer, PROTOCOL_VERSION);
+        put_u32(&writer, (uint32_t)getppid());
+        return send_frame(conn, REP_PONG, writer.bytes, writer.size, NO_FD) ? 1 : 0;
+    }
+    case REQ_EXEC: return handle_exec(conn, &frame);
+    case REQ_READ: return handle_read(conn, &frame);
+    case REQ_WRITE: return handle_write(conn, &frame);
+    case REQ_MKDIR: return handle_mkdir(conn, &frame);
+    case REQ_PUT: return handle_put(conn, &frame);
+    case REQ_GET: return handle_get(conn, &frame);
+    case REQ_LISTEN: return handle_listen(conn, &frame);
+    default: return reply_error(conn, STAGE_REQUEST, ENOSYS, "unknown request type") ? 1 : 0;
+    }
+}
+
+static void start_handler(int conn, const struct serving *serving, int signals) {
+    pid_t pid = handler_count < MAX_HANDLERS ? fork() : -1;
+    if (pid == 0) {
+        for (size_t i = 0; i < handler_count; i++) close(handlers[i].conn);
+        if (serving->listener >= 0) close(serving->listener);
+        if (serving->control >= 0) close(serving->control);
+        close(signals);
+        _exit(handle(conn));
+    }
+    if (pid < 0) {
+        reply_error(conn, STAGE_PROCESS, handler_count < MAX_HANDLERS ? errno : EAGAIN,
+                    "cannot start a process for the request");
+        close(conn);
+        return;
+    }
+    handler_pids[handler_count] = pid;
+    handlers[handler_count++] = (struct handler){.conn = conn};
+}
+
+static void forget_handler(size_t index, int status) {
+    if (!WIFEXITED(status)) {
+        const unsigned char lost[5] = {1, 0, 0, 0, REP_LOST};
+        send(handlers[index].conn, lost, sizeof lost, MSG_DONTWAIT | MSG_NOSIGNAL);
+    }
+    close(handlers[index].conn);
+    handler_count--;
+    handlers[index] = handlers[handler_count];
+    handler_pids[index] = handler_pids[handler_count];
+}
+
+static void reap(void) {
+    int status, orphans = 0;
+    pid_t pid;
+    while ((pid = waitpid(-1, &status, WNOHANG | WUNTRACED)) > 0) {
+        if (WIFSTOPPED(status)) { /* nobody inside may stop a supervisor */
+            kill(pid, SIGCONT);
+            continue;
+        }
+        size_t index = 0;
+        while (index < handler_count && handler_pids[index] != pid) index++;
+        if (index == handler_count || !WIFEXITED(status) || WEXITSTATUS(status)) orphans = 1;
+        if (index < handler_count) forget_handler(index, status);
+    }
+    if (orphans) signal_children(handler_pids, handler_count);
+}
+
+/* A handler notices by itself that its client left; one that cannot (stopped) is not waited for. */
+static int64_t watch_clients(const struct pollfd *polls) {
+    int64_t next = 0, now = now_ns();
+    for (size_t i = 0; i < handler_count; i++) {
+        if (polls[i].fd == handlers[i].conn && (polls[i].revents & (POLLHUP | POLLERR)))
+            handlers[i].kill_at_ns = now + LINGER_NS;
+        if (!handlers[i].kill_at_ns) continue;
+        if (handlers[i].kill_at_ns <= now) {
+            kill(handler_pids[i], SIGKILL);
+            handlers[i].kill_at_ns = now + LINGER_NS;
+        }
+        if (!next || handlers[i].kill_at_ns < next) next = handlers[i].kill_at_ns;
+    }
+    return next;
+}
+
+/* One connection from the control socket; 0 when the owner is gone. */
+static int take_from_control(const struct serving *serving, int signals) {
+    char byte;
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } control;
+    struct iovec part = {&byte, 1};
+    struct msghdr message = {.msg_iov = &part,
+                             .msg_iovlen = 1,
+                             .msg_control = control.bytes,
+                             .msg_controllen = sizeof control.bytes};
+    ssize_t got = recvmsg(serving->control, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    if (got < 0) return errno == EAGAIN || errno == EINTR || errno == EMFILE;
+    if (got == 0) return 0;
+    struct cmsghdr *head = CMSG_FIRSTHDR(&message);
+    if (head && head->cmsg_type == SCM_RIGHTS && head->cmsg_len == CMSG_LEN(sizeof(int))) {
+        int conn;
+        memcpy(&conn, CMSG_DATA(head), sizeof conn);
+        start_handler(conn, serving, signals);
+    }
+    return 1;
+}
+
+/* True if a signal asks us to end. Inside a PID namespace only its outside may: no sender pid. */
+static int take_signals(int signals) {
+    struct signalfd_siginfo info;
+    int end = 0;
+    while (read(signals, &info, sizeof info) == (ssize_t)sizeof info)
+        if (info.ssi_signo != SIGCHLD && (getpid() != 1 || info.ssi_pid == 0)) end = 1;
+    return end;
+}
+
+static int open_signals(void) {
+    sigset_t watched;
+    sigemptyset(&watched);
+    sigaddset(&watched, SIGCHLD);
+    sigaddset(&watched, SIGTERM);
+    sigaddset(&watched, SIGINT);
+    sigaddset(&watched, SIGHUP);
+    sigprocmask(SIG_BLOCK, &watched, NULL);
+    return signalfd(-1, &watched, SFD_CLOEXEC | SFD_NONBLOCK);
+}
+
+static int wait_ms(int64_t first_ns, int64_t second_ns) {
+    int64_t until = first_ns && (!second_ns || first_ns < second_ns) ? first_ns : second_ns;
+    if (!until) return -1;
+    int64_t left = (until - now_ns()) / 1000000 + 1;
+    return left < 0 ? 0 : left > 3600000 ? 3600000 : (int)left;
+}
+
+/* poll() does not get the connections of clients already known to be gone: they would wake it. */
+static size_t fill_polls(struct pollfd *polls, const struct serving *serving, int signals) {
+    for (size_t i = 0; i < handler_count; i++)
+        polls[i] = (struct pollfd){handlers[i].kill_at_ns ? -1 : handlers[i].conn, 0, 0};
+    polls[handler_count] = (struct pollfd){signals, POLLIN, 0};
+    polls[handler_count + 1] = (struct pollfd){serving->listener, POLLIN, 0};
+    polls[handler_count + 2] = (struct pollfd){serving->control, POLLIN, 0};
+    return handler_count + 3;
+}
+
+int serve(const struct serving *serving) {
+    static struct pollfd polls[MAX_HANDLERS + 3];
+    int signals = open_signals();
+    int64_t end_at = serving->lifetime_ns ? now_ns() + serving->lifetime_ns : 0, kill_at = 0;
+    int going = signals >= 0;
+    signal(SIGPIPE, SIG_IGN);
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+    prctl(PR_SET_DUMPABLE, 0);
+    while (going && !(end_at && now_ns() >= end_at)) {
+        size_t count = fill_polls(polls, serving, signals);
+        if (poll(polls, count, wait_ms(end_at, kill_at)) < 0 && errno != EINTR) break;
+        kill_at = watch_clients(polls);
+        if (polls[count - 3].revents && take_signals(signals)) break;
+        if (polls[count - 2].revents) {
+            int conn = accept4(serving->listener, NULL, NULL, SOCK_CLOEXEC);
+            if (conn >= 0) start_handler(conn, serving, signals);
+        }
+        if (polls[count - 1].revents) going = take_from_control(serving, signals);
+        reap();
+    }
+    if (serving->socket_path) unlink(serving->socket_path);
+    return end_descendants(LAST_BOUND_NS, 0, NULL) ? 75 : 0;
+}

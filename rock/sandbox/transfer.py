@@ -1,0 +1,215 @@
+"""File trees over a connection, both ways: blocking code for a worker thread.
+
+Host side rules: a link is copied as a link and never followed; what comes out of a sandbox is
+written only below a directory that this download made, and only through directories that it made.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rock.errors import SandboxDied, SandboxFileError, UnsafeArchive
+from rock.sandbox import frames
+from rock.sandbox.frames import Frame, FrameType
+
+IDLE_SECONDS = 60.0
+"""A transfer in which nothing moves for so long is given up."""
+_CHUNK_BYTES = 256 * 1024
+_TREE_MODES = 0o777
+Refuse = Callable[[bytes], Exception]
+
+
+class _Stream:
+    """Frames on a blocking socket, small ones sent together."""
+
+    def __init__(self, conn: socket.socket) -> None:
+        conn.setblocking(True)
+        conn.settimeout(IDLE_SECONDS)
+        self._conn = conn
+        self._decoder = frames.Decoder()
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+
+    def send(self, kind: FrameType, body: bytes = b"") -> None:
+        frame = frames.encode(kind, body)
+        self._pending.append(frame)
+        self._pending_bytes += len(frame)
+        if self._pending_bytes >= _CHUNK_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        self._conn.sendall(b"".join(self._pending))
+        self._pending.clear()
+        self._pending_bytes = 0
+
+    def receive(self) -> Iterator[Frame]:
+        while data := self._conn.recv(_CHUNK_BYTES):
+            yield from self._decoder.feed(data)
+        raise SandboxDied("the sandbox went away during a file transfer")
+
+
+def put_tree(
+    conn: socket.socket, source: Path, target: bytes, owner: bytes, refuse: Refuse
+) -> None:
+    """Copy the host file or tree `source` to `target`. `refuse` turns an ERROR body into an error."""
+    stream = _Stream(conn)
+    try:
+        stream.send(FrameType.PUT, frames.text(target) + frames.text(owner))
+        _put_entry(stream, os.fsencode(source.resolve(strict=True)), b"")
+        stream.send(FrameType.COMMIT)
+        stream.flush()
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # the helper said why before it left; that is read below
+    except OSError as exc:
+        raise SandboxFileError(f"cannot upload {source}: {exc}") from exc
+    try:
+        for frame in stream.receive():
+            if frame.type is FrameType.ERROR:
+                raise refuse(frame.body)
+            return
+    except OSError as exc:
+        raise SandboxDied(f"the sandbox went away during an upload: {exc}") from exc
+
+
+def _put_entry(stream: _Stream, host: bytes, path: bytes) -> None:
+    info = os.lstat(host)
+    mode = frames.u32(info.st_mode & _TREE_MODES)
+    if stat.S_ISLNK(info.st_mode):
+        stream.send(FrameType.LINK, frames.text(path) + frames.text(os.readlink(host)))
+    elif stat.S_ISDIR(info.st_mode):
+        stream.send(FrameType.DIR, frames.text(path) + mode)
+        with os.scandir(host) as entries:
+            names = sorted(entry.name for entry in entries)
+        for name in names:
+            _put_entry(stream, os.path.join(host, name), path + b"/" + name if path else name)  # noqa: PTH118 - names are bytes, which pathlib does not take
+    elif stat.S_ISREG(info.st_mode):
+        stream.send(FrameType.FILE, frames.text(path) + mode)
+        _put_content(stream, host)
+
+
+def _put_content(stream: _Stream, host: bytes) -> None:
+    fd = os.open(host, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        while data := os.read(fd, _CHUNK_BYTES):
+            stream.send(FrameType.DATA, data)
+    finally:
+        os.close(fd)
+
+
+def get_tree(
+    conn: socket.socket,
+    source: bytes,
+    target: Path,
+    *,
+    max_bytes: int,
+    max_entries: int,
+    refuse: Refuse,
+) -> None:
+    """Copy `source` to the host path `target`. On any failure nothing is left there."""
+    if os.path.lexists(target):
+        raise SandboxFileError(f"download target {target} exists already")
+    stream = _Stream(conn)
+    tree = _Incoming(target, max_bytes, max_entries)
+    try:
+        stream.send(FrameType.GET, frames.text(source))
+        stream.flush()
+        for frame in stream.receive():
+            if frame.type is FrameType.ERROR:
+                raise refuse(frame.body)
+            if frame.type is FrameType.DONE:
+                tree.finish()
+                return
+            tree.take(frame)
+    except frames.ProtocolError as exc:
+        raise SandboxDied(f"the sandbox's helper does not speak our protocol: {exc}") from exc
+    except OSError as exc:
+        raise SandboxFileError(f"cannot download to {target}: {exc}") from exc
+    finally:
+        tree.close()
+
+
+class _Incoming:
+    """Writes entries below `target`. A parent must be a directory that an earlier entry made."""
+
+    def __init__(self, target: Path, max_bytes: int, max_entries: int) -> None:
+        self._target = os.fsencode(target)
+        self._max_bytes = max_bytes
+        self._max_entries = max_entries
+        self._bytes = 0
+        self._entries = 0
+        self._dirs: dict[bytes, int] = {}
+        self._file = -1
+        self._file_mode = 0
+        self._finished = False
+
+    def take(self, frame: Frame) -> None:
+        if frame.type is FrameType.DATA:
+            self._write(frame.body)
+            return
+        self._close_file()
+        self._entries += 1
+        if self._entries > self._max_entries:
+            raise UnsafeArchive(f"the tree has over {self._max_entries} entries")
+        path, offset = frames.take_text(frame.body, 0)
+        place = self._place(path)
+        if frame.type is FrameType.LINK:
+            to, _ = frames.take_text(frame.body, offset)
+            os.symlink(to, place)  # noqa: PTH211 - names are bytes, which pathlib does not take
+            return
+        mode = frames.take_u32(frame.body, offset)[0] & _TREE_MODES
+        if frame.type is FrameType.DIR:
+            os.mkdir(place, 0o700)  # noqa: PTH102 - names are bytes, which pathlib does not take
+            self._dirs[path] = mode
+        elif frame.type is FrameType.FILE:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._file = os.open(place, flags, 0o600)
+            self._file_mode = mode
+        else:
+            raise frames.ProtocolError(f"{frame.type.name} in a tree")
+
+    def _place(self, path: bytes) -> bytes:
+        if not path:
+            if self._entries > 1:
+                raise UnsafeArchive("the tree has two roots")
+            return self._target
+        parent, _, name = path.rpartition(b"/")
+        if parent not in self._dirs or name in (b"", b".", b".."):
+            raise UnsafeArchive(f"the entry {path!r} would leave the target directory")
+        return self._target + b"/" + path
+
+    def _write(self, data: bytes) -> None:
+        self._bytes += len(data)
+        if self._bytes > self._max_bytes:
+            raise UnsafeArchive(f"the tree is over {self._max_bytes} bytes")
+        if self._file < 0:
+            raise frames.ProtocolError("data without a file")
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._file, view) :]
+
+    def _close_file(self) -> None:
+        if self._file >= 0:
+            os.fchmod(self._file, self._file_mode)
+            os.close(self._file)
+            self._file = -1
+
+    def finish(self) -> None:
+        """Directories get their modes last, innermost first; their owner can always remove them."""
+        self._close_file()
+        for path, mode in reversed(self._dirs.items()):
+            os.chmod(self._target + b"/" + path if path else self._target, mode | stat.S_IRWXU)  # noqa: PTH101 - names are bytes, which pathlib does not take
+        self._finished = True
+
+    def close(self) -> None:
+        self._close_file()
+        if self._finished or not self._entries:
+            return
+        if self._dirs:
+            shutil.rmtree(self._target, ignore_errors=True)
+        elif os.path.lexists(self._target):
+            os.unlink(self._target)  # noqa: PTH108 - names are bytes, which pathlib does not take
