@@ -63,7 +63,6 @@ class LlamaJson:
             if types and not tagged and call.name not in types:
                 raise NotACall
             calls.append(call)
-            yield from reader.run(SPACE)
         return calls
 
 

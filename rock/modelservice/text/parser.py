@@ -5,7 +5,8 @@ inside the reasoning), then content with calls anywhere in it.
 
 - A call comes out when its last character has been read, and not before: what looked like a call
   and is none comes out verbatim as content, which a call already announced could not take back.
-- The space before a call, and line breaks after it and around the reasoning, belong to the tags.
+- The space before a call, the space after it unless text follows, and the line breaks around the
+  reasoning belong to the tags.
 - Nothing is mended. A truncated call is content; a truncated reasoning is reasoning.
 """
 
@@ -71,6 +72,7 @@ class TextParser:
         self._events: list[Event] = []
         self._calls = 0
         self._in_section = False
+        self._after_call = False
         openers = self._format.calls.openers if self._format.calls else ()
         section, stops = self._format.section, self._format.stops
         self._outside = Markers(*((section.opening,) if section else openers), *stops)
@@ -133,7 +135,7 @@ class TextParser:
             markers = self._inside if self._in_section else self._outside
             gap, marker = yield from self._read_text(markers, ContentDelta, " \t\r\n", gap)
             if marker is None:
-                self._emit(ContentDelta(gap))
+                self._emit(self._space(gap, ContentDelta))
                 return
             if marker in self._format.stops:
                 gap = yield from self._read_stops(gap, ContentDelta)
@@ -143,7 +145,6 @@ class TextParser:
                 yield from self._reader.expect(marker)
                 self._in_section = False
                 self._emit(Markup(gap + marker))
-                yield from self._skip_newlines()
                 gap = ""
             else:
                 yield from self._read_calls(gap)
@@ -190,7 +191,6 @@ class TextParser:
         source = self._reader.since(start)
         self._emit(Markup(gap))
         self._emit_calls(calls, source)
-        yield from self._skip_newlines()
 
     def _read_stops(self, gap: str, event: TextDelta) -> Reading[str]:
         """Take the stops and space from here on: markup at the end of the text, else text.
@@ -204,7 +204,7 @@ class TextParser:
             space = yield from self._reader.run(SPACE)
         taken = self._reader.since(start)
         if self._reader.exhausted:
-            self._emit(event(gap))
+            self._emit(self._space(gap, event))
             self._emit(Markup(taken))
             return ""
         self._emit(event(gap + taken[: len(taken) - len(space)]))
@@ -212,6 +212,10 @@ class TextParser:
 
     def _skip_newlines(self) -> Reading[None]:
         self._emit(Markup((yield from self._reader.run(NEWLINES))))
+
+    def _space(self, gap: str, event: TextDelta) -> ContentDelta | ReasoningDelta | Markup:
+        """Space at the end of the answer: text, unless it only follows a call."""
+        return Markup(gap) if self._after_call else event(gap)
 
     def _emit_calls(self, calls: list[Call], source: str) -> None:
         for call in calls:
@@ -221,9 +225,11 @@ class TextParser:
             self._events.append(ToolCallArguments(index, call.arguments))
             self._events.append(ToolCallEnd(index, source))
             source = ""
+        self._after_call = True
 
     def _emit(self, event: ContentDelta | ReasoningDelta | Markup) -> None:
         """Emit unless empty."""
         if event.text:
             self._events.append(event)
+            self._after_call = self._after_call and isinstance(event, Markup)
         self._reader.forget()
