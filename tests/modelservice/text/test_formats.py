@@ -70,6 +70,15 @@ def test_an_answer_of_calls_alone_has_no_content(name: str) -> None:
 
 
 @EACH_FAMILY
+def test_space_after_the_calls_is_no_content(name: str) -> None:
+    written = FAMILIES[name].write(CALLS)
+    for end in ("\n", " \n\n", f"\n{FAMILIES[name].stop}", f"\n{FAMILIES[name].stop}\n"):
+        message = parse(written + end, name, tools=TOOLS)
+        assert message.content is None
+        assert calls_of(message) == CALLS
+
+
+@EACH_FAMILY
 def test_text_after_the_calls_is_content_too(name: str) -> None:
     message = parse(f"Before {FAMILIES[name].write(CALLS[:1])}\nafter", name, tools=TOOLS)
     assert message.content == "Before\nafter"
@@ -113,7 +122,11 @@ def test_a_format_can_be_given_as_a_value() -> None:
 
 
 def test_mistral_writes_later_calls_with_the_name_first() -> None:
-    message = parse('[TOOL_CALLS]f[CALL_ID]a1B2[ARGS]{"x": 1}[TOOL_CALLS]g{}</s>', "mistral")
+    text = '[TOOL_CALLS]f[CALL_ID]a1B2[ARGS]{"x": 1}[TOOL_CALLS]g{}</s>'
+    message = parse(text, "mistral")
+    parser = TextParser("mistral")
+    events = [event for character in text for event in parser.feed(character)]
+    assert message_of([*events, *parser.finish()]) == message
     assert calls_of(message) == [("f", {"x": 1}), ("g", {})]
     assert [call.id for call in message.tool_calls or []] == ["a1B2", None]
 

@@ -84,6 +84,13 @@ def test_references_in_the_schema_are_followed_and_may_go_in_circles() -> None:
     assert argument('{"a": 1}', {"$ref": "#/$defs/A"}, **{"$defs": definitions}) == {"a": 1}
 
 
+def test_a_schema_nested_beyond_reason_says_nothing() -> None:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(100):
+        schema = {"anyOf": [schema]}
+    assert argument("5", schema) == "5"
+
+
 @pytest.mark.parametrize(
     "tools",
     [None, [], [tool("g", x={"type": "integer"})], [Raw(b'{"type": "custom", "name": "f"}')]],
