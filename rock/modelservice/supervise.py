@@ -162,7 +162,7 @@ class ServiceProcess:
         (self.state_dir / READY_FILE).unlink(missing_ok=True)
 
     async def _wait_until_ready(self, started: process.Process) -> None:
-                ended = asyncio.ensure_future(started.wait())
+        ended = asyncio.ensure_future(started.wait())
         try:
             async with asyncio.timeout(self._start_seconds):
                 while (ready := read_ready(self.state_dir)) is None:
