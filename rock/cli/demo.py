@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import sysconfig
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -29,6 +30,8 @@ from rock.rollout.runfile import AgentConfig, MountConfig, RunFile
 from rock.rollout.tasks.humaneval import problems
 
 AGENT_PATH = "/opt/rock-demo/agent.py"
+PYTHON_PATH = "/opt/rock-demo/python"
+LIBRARIES_PATH = "/opt/rock-demo/libraries"
 
 
 def run_demo(
@@ -60,18 +63,26 @@ def run_demo(
 
 
 def _agent() -> AgentConfig:
-    """The demo agent, run by this very Python, whose libraries the sandbox sees read-only."""
-    places = dict.fromkeys(Path(place).resolve() for place in (sys.prefix, sys.base_prefix))
-    mounts = [
-        MountConfig(source=place, target=str(place))
-        for place in places
-        if not place.is_relative_to("/usr")  # the host's programs are there already
-    ]
+    """The demo agent, run by a copy of this Python that the sandbox sees read-only under /opt.
+
+    Python and the libraries are shown at neutral paths: their own may lie in a home, which a
+    sandbox does not see. CPython finds its library beside its executable, wherever that is.
+    """
+    base = Path(sys.base_prefix).resolve()
+    python = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+    libraries = MountConfig(source=Path(sysconfig.get_path("purelib")), target=LIBRARIES_PATH)
+    mounts = [libraries]
+    env = {"PYTHONPATH": LIBRARIES_PATH, "PYTHONDONTWRITEBYTECODE": "1"}
+    command = str(python)
+    if not python.is_relative_to("/usr"):  # the host's own programs are there already
+        mounts.append(MountConfig(source=base, target=PYTHON_PATH))
+        command = f"{PYTHON_PATH}/{python.relative_to(base)}"
+        env["LD_LIBRARY_PATH"] = f"{PYTHON_PATH}/lib"
     return AgentConfig(
-        command=[sys.executable, AGENT_PATH, "{instruction}"],
+        command=[command, AGENT_PATH, "{instruction}"],
         files={AGENT_PATH: Path(rock.demo.agent.__file__)},
         mounts=mounts,
-        env={"PYTHONDONTWRITEBYTECODE": "1"},
+        env=env,
         timeout_seconds=300.0,
     )
 
@@ -115,4 +126,4 @@ async def _show_lines(started: process.Process, console: Console) -> None:
     assert started.stdout is not None
     async for line in started.stdout:
         text = line.decode(errors="replace").rstrip()
-        console.print(f"[dim]trainer (scripted): {escape(text)}[/]")
+        console.print(f"[dim]trainer (scripted): {escape(text)}[/]", soft_wrap=True)
