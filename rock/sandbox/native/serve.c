@@ -9,6 +9,7 @@
 #include "rock_init.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -33,6 +34,7 @@ static size_t handler_count;
 
 static int handle(int conn) {
     struct frame frame;
+    fcntl(conn, F_SETFL, 0); /* waiting is what this process is for */
     if (read_frame(conn, &frame) <= 0) return 0;
     switch (frame.type) {
     case REQ_PING: {
