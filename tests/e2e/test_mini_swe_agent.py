@@ -161,4 +161,3 @@ async def test_mini_swe_agent_fixes_a_library_and_its_trajectory_is_what_it_sent
     (row,) = trajectory.rows
     sampled = [i for c in trajectory.calls for choice in c.choices for i in choice.token_ids or []]
     assert [i for i, m in zip(row.token_ids, row.mask, strict=True) if m] == sampled
-
