@@ -25,7 +25,7 @@ def test_packed_logprobs_come_back_the_same(logprobs: list[float]) -> None:
 
 def test_a_good_sample_has_nothing_against_it() -> None:
     assert tokens.reason_against_sample([1, 2**31 - 1], [0.0, -20.5]) is None
-    assert tokens.reason_against_prompt([0]) is None
+    assert tokens.pack_prompt([0, 7]) == (tokens.pack_ids([0, 7]), None)
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,16 @@ def test_a_sample_that_is_not_exactly_right_gets_its_reason(
 
 @pytest.mark.parametrize(
     ("ids", "reason"),
-    [(None, "no prompt_token_ids"), ([], "empty"), ([1, -5], "prompt_token_ids outside")],
+    [
+        (None, "no prompt_token_ids"),
+        ([], "empty"),
+        ([1, -5], "prompt_token_ids outside"),
+        ([2**31], "prompt_token_ids outside"),
+    ],
 )
 def test_a_prompt_that_is_not_exactly_right_gets_its_reason(
     ids: list[int] | None, reason: str
 ) -> None:
-    assert reason in (tokens.reason_against_prompt(ids) or "")
+    packed, why = tokens.pack_prompt(ids)
+    assert packed is None
+    assert reason in (why or "")
