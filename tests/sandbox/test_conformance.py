@@ -7,9 +7,12 @@ from dataclasses import dataclass
 
 import pytest
 
+from rock.config import read_environment
 from rock.sandbox.base import Provider, SandboxSpec
+from rock.sandbox.docker import DockerProvider
 from rock.sandbox.local import LocalProvider
 from rock.testing.sandbox_conformance import CHECKS, Check, Subject
+from tests.conftest import BUSYBOX_IMAGE, TEST_IMAGE
 
 
 @dataclass(frozen=True)
@@ -18,8 +21,19 @@ class Candidate:
     spec: SandboxSpec
 
 
+def docker_provider() -> Provider:
+    return DockerProvider(host=read_environment().docker_host)
+
+
+def on_docker(image: str | None) -> Candidate:
+    return Candidate(docker_provider, SandboxSpec(image=image))
+
+
 PROVIDERS = [
     pytest.param(Candidate(LocalProvider, SandboxSpec()), id="local", marks=pytest.mark.userns),
+    pytest.param(on_docker(None), id="docker-host", marks=pytest.mark.docker),
+    pytest.param(on_docker(TEST_IMAGE), id="docker-debian", marks=pytest.mark.docker),
+    pytest.param(on_docker(BUSYBOX_IMAGE), id="docker-busybox", marks=pytest.mark.docker),
 ]
 
 
