@@ -71,6 +71,7 @@ class Call(Ticket):
         "attached",
         "branch",
         "covers",
+        "cut_off",
         "dialect",
         "fingerprint",
         "idempotency_key",
@@ -113,6 +114,8 @@ class Call(Ticket):
         self.branch: str | None = None
         self.attached = 0
         """Connections that wait for this call."""
+        self.cut_off = False
+        """A restart of the service ended the connection that waited for it."""
         self.stored: Answer | RockError | None = None
         """How the call ended; visible to agents once it is on disk, as `outcome`."""
         self.outcome: Answer | RockError | None = None
