@@ -22,7 +22,7 @@ import msgspec
 
 from rock.errors import BadRequest, Forbidden, NotFound, RockError, Unauthorized
 from rock.modelservice import dialects
-from rock.modelservice.dialects import Dialect, ErrorReply, Renderer
+from rock.modelservice.dialects import Dialect, ErrorReply, Exchange, Renderer
 from rock.modelservice.plane import EventStream, Reply, Request
 from rock.modelservice.service import Call, Incoming, ModelService, Session
 
@@ -42,16 +42,19 @@ class AgentPlane:
     async def handle(self, request: Request) -> Reply | EventStream:
         """Never raises a RockError: errors are replies in the dialect's shape."""
         key, route = split_key(request.path)
-        dialect = dialects.BY_ROUTE.get(route, dialects.DEFAULT)
+        dialect = dialects.spoken(route, request.headers)
         try:
             session = self._session(key, request.headers)
-            if route in dialects.BY_ROUTE:
+            if route in dialects.BY_ROUTE or route in dialects.LOCAL:
                 if request.method != "POST":
-                    return not_allowed(dialect, request.method, "POST")
+                    return not_allowed(dialect, request, "POST")
+                if route in dialects.LOCAL:
+                    _, answer = dialects.LOCAL[route]
+                    return Reply(200, answer(await request.read(), request.headers))
                 return await self._complete(session, dialect, request)
             if route == "/models" or route.startswith("/models/"):
                 if request.method != "GET":
-                    return not_allowed(dialect, request.method, "GET")
+                    return not_allowed(dialect, request, "GET")
                 return _models(session, route.removeprefix("/models").removeprefix("/"))
             raise NotFound(f"there is no {request.method} {_shown(request.path, key)} here")
         except RockError as exc:
@@ -102,7 +105,7 @@ class AgentPlane:
     ) -> tuple[Call, Renderer, bool]:
         """Read, parse and queue. The body and the parsed request end with this frame."""
         body = await request.read()
-        parsed = dialect.parse(body, request.headers)
+        parsed = dialect.parse(body, request.headers, _SessionHistory(self._service, session))
         incoming = Incoming(
             dialect=dialect.name,
             request=parsed.request,
@@ -112,6 +115,20 @@ class AgentPlane:
             stream=parsed.stream,
         )
         return await self._service.submit(session, incoming), parsed.renderer, parsed.stream
+
+
+class _SessionHistory:
+    """What a session asked and got before, looked up only when a request names it."""
+
+    def __init__(self, service: ModelService, session: Session) -> None:
+        self._service = service
+        self._session = session
+
+    def exchange(self, call_id: str) -> Exchange | None:
+        for call in self._service.trajectory(self._session.id).calls:
+            if call.call_id == call_id and call.choices:
+                return Exchange(call.request, call.choices[0].message)
+        return None
 
 
 class _CallStream:
@@ -187,10 +204,17 @@ def _model(name: str) -> dict[str, str | int]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "rock"}
 
 
-def not_allowed(dialect: Dialect, method: str, allowed: str) -> Reply:
-    """405, which is no RockError: a wrong method is the client's bug and nothing to catch."""
-    exc = BadRequest(f"{method} is not allowed here; use {allowed}")
-    return _reply(ErrorReply(405, dialect.error(exc).body, {"Allow": allowed}))
+def not_allowed(dialect: Dialect, request: Request, allowed: str) -> Reply:
+    """405, which is no RockError: a wrong method is the client's bug and nothing to catch.
+
+    A WebSocket upgrade gets 426: the client that tries one falls back to HTTP at once on that
+    status, and only after seven tries on any other.
+    """
+    exc = BadRequest(f"{request.method} is not allowed here; use {allowed}")
+    body = dialect.error(exc).body
+    if request.headers.get("Upgrade", "").lower() == "websocket":
+        return Reply(426, body, {"Upgrade": "HTTP/1.1", "Connection": "close"})
+    return Reply(405, body, {"Allow": allowed})
 
 
 def _reply(error: ErrorReply) -> Reply:

@@ -8,7 +8,7 @@ streamed as id and name first and arguments after, `[DONE]` at the end, errors a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,8 +19,11 @@ from rock.errors import BadRequest, RockError
 from rock.modelservice import sse, tokens
 from rock.modelservice.answer import Answer, AnswerChoice
 from rock.modelservice.dialects.base import (
+    NO_HISTORY,
     ErrorReply,
     Headers,
+    History,
+    LocalHandler,
     Parsed,
     fields_of,
     take,
@@ -43,9 +46,10 @@ class ChatDialect:
 
     def __init__(self, now: Callable[[], float] = epoch_seconds) -> None:
         self._now = now
+        self.local_routes: Mapping[str, LocalHandler] = {}
 
-    def parse(self, body: bytes, headers: Headers) -> Parsed:
-        del headers  # this dialect says everything in the body
+    def parse(self, body: bytes, headers: Headers, history: History = NO_HISTORY) -> Parsed:
+        del headers, history  # this dialect says everything in the body
         fields = fields_of(body)
         stream = bool(take(fields, "stream", bool, "true or false"))
         options: dict[str, Raw] = take(fields, "stream_options", dict[str, Raw], "an object") or {}
