@@ -1,5 +1,6 @@
 """The wires that agents speak, by name and by path. Adding one: its file, and a line here."""
 
+from rock.modelservice.dialects.anthropic import AnthropicDialect
 from rock.modelservice.dialects.base import (
     Dialect,
     ErrorReply,
@@ -12,9 +13,12 @@ from rock.modelservice.dialects.base import (
     StreamEncoder,
 )
 from rock.modelservice.dialects.chat import ChatDialect
+from rock.modelservice.dialects.completions import CompletionsDialect
+from rock.modelservice.dialects.responses import ResponsesDialect
 
 CHAT = ChatDialect()
-DIALECTS: tuple[Dialect, ...] = (CHAT,)
+ANTHROPIC = AnthropicDialect()
+DIALECTS: tuple[Dialect, ...] = (CHAT, CompletionsDialect(), ResponsesDialect(), ANTHROPIC)
 BY_ROUTE: dict[str, Dialect] = {route: dialect for dialect in DIALECTS for route in dialect.routes}
 LOCAL: dict[str, tuple[Dialect, LocalHandler]] = {
     route: (dialect, handler)
@@ -30,6 +34,8 @@ def spoken(route: str, headers: Headers) -> Dialect:
     """The dialect whose errors the asker of this route can read."""
     if route in LOCAL:
         return LOCAL[route][0]
+    if "anthropic-version" in headers:
+        return BY_ROUTE.get(route, ANTHROPIC)
     return BY_ROUTE.get(route, DEFAULT)
 
 
