@@ -9,6 +9,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from rock.modelservice import tokens
+from rock.modelservice.rows import CallTokens
 from rock.modelservice.wire import AssistantMessage, FinishReason, Usage
 from rock.types import CallId, PolicyVersion
 
@@ -43,5 +44,9 @@ class Answer(Struct, frozen=True, kw_only=True):
     policy_version: PolicyVersion | None
     untrainable: str | None
     """Why no token row contains this answer; null if one does."""
-    packed_prompt_ids: bytes | None = None
-    """The whole prompt's ids; dropped once the call's tokens are linked to their parent's."""
+    tokens: CallTokens | None = None
+    """Prompt and samples; null if untrainable."""
+
+    @property
+    def prompt_token_ids(self) -> list[int] | None:
+        return None if self.tokens is None else tokens.unpack_ids(self.tokens.prompt_ids())

@@ -187,6 +187,11 @@ class Attachment:
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
+    async def ended(self) -> None:
+        """Wait until the service gives the listener up for good, as when its session closes."""
+        if self._watch is not None:
+            await asyncio.wait({self._watch})
+
     async def close(self) -> None:
         """Detach. Idempotent."""
         watch, self._watch = self._watch, None
@@ -199,7 +204,8 @@ class Attachment:
     async def _attach(self) -> socket.socket:
         async for attempt in tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type((OSError, TimeoutError)),
-            wait=tenacity.wait_exponential_jitter(initial=0.05, max=1.0, jitter=0.05),
+            wait=tenacity.wait_exponential(multiplier=0.05, max=1.0)
+            + tenacity.wait_random(0, 0.05),
             stop=tenacity.stop_after_delay(self._retry_seconds),
             retry_error_callback=self._unreachable,
         ):
@@ -215,11 +221,11 @@ class Attachment:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             async with asyncio.timeout(HANDSHAKE_SECONDS):
+                connection.setblocking(False)
                 with reachable(self._path) as name:
-                    connection.connect(name)  # local: succeeds or fails at once
+                    connection.connect(name)  # local: succeeds at once, or fails and is tried again
                 line = json.dumps({"session_id": self._session_id}).encode() + b"\n"
                 socket.send_fds(connection, [line], [self._listener.fileno()])
-                connection.setblocking(False)
                 _raise_error(await _read_line(connection))
         except BaseException:
             connection.close()

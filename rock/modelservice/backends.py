@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import cast
 
 from rock.errors import ConfigError
 from rock.modelservice import wire
@@ -59,7 +60,10 @@ class ServiceDesk:
 async def running(
     service: ModelService, policies: Mapping[str, Policy]
 ) -> AsyncGenerator[dict[str, Worker], None]:
-    """Run one worker per policy for as long as the block; the workers by backend name."""
+    """Run one worker per policy for as long as the block; the workers by backend name.
+
+    A policy that is an async context manager is entered first and left last.
+    """
     workers = {
         name: Worker(
             policy,
@@ -71,12 +75,16 @@ async def running(
         for name, policy in policies.items()
     }
     stop = asyncio.Event()
-    tasks = [asyncio.ensure_future(worker.run(stop)) for worker in workers.values()]
-    try:
-        yield workers
-    finally:
-        stop.set()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    async with AsyncExitStack() as stack:
+        for policy in policies.values():
+            if isinstance(policy, AbstractAsyncContextManager):
+                await stack.enter_async_context(cast("AbstractAsyncContextManager[object]", policy))
+        tasks = [asyncio.ensure_future(worker.run(stop)) for worker in workers.values()]
+        try:
+            yield workers
+        finally:
+            stop.set()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def policy_for(name: str, *, api_base: str | None = None) -> Policy:

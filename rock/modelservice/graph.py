@@ -37,6 +37,18 @@ class Extension(Struct, frozen=True, kw_only=True):
     """Number of the tools list."""
 
 
+class Located(Struct, frozen=True):
+    """A request looked up in the graph."""
+
+    base: int
+    """As-sent node of its longest known prefix."""
+    rest: list[bytes]
+    """The messages after that."""
+    tools: bytes | None
+    complete: bool
+    """The very same messages and tools were asked before."""
+
+
 class AnswerRef(Struct, frozen=True):
     """Choice `choice` of the session's call number `call`."""
 
@@ -81,32 +93,38 @@ class MessageGraph:
 
     # --- requests ---
 
-    def extend(self, messages: Sequence[Raw], tools: bytes | None = None) -> Extension:
-        """Add a request. The cost is that of reading it, plus what is new in it."""
-        node, position = _ROOT, 0
+    def locate(self, messages: Sequence[Raw], tools: Raw | None = None) -> Located:
+        """How much of a request is known; changes nothing. The cost is that of reading it."""
+        node, covered = _ROOT, 0
         sent = [bytes(message) for message in messages]
-        for position, message in enumerate(sent):  # noqa: B007 - used after the loop
+        for message in sent:
             child = self._known_child(node, message)
             if child is None:
                 break
             node = child
-        else:
-            position = len(sent)
+            covered += 1
+        tools_sent = None if tools is None else bytes(tools)
+        tools_known = tools_sent is None or tools_sent in self._numbers
+        return Located(node, sent[covered:], tools_sent, not sent[covered:] and tools_known)
+
+    def number_of(self, blob: bytes | None) -> int | None:
+        return None if blob is None else self._numbers.get(blob)
+
+    def extend(self, located: Located) -> Extension:
+        """Add a request that `locate` has just looked up."""
         blobs: list[bytes] = []
-        first = len(self._blobs)
         fresh: dict[bytes, int] = {}
 
-        def number(message: bytes) -> int:
-            known = self._numbers.get(message, fresh.get(message))
+        def number(blob: bytes) -> int:
+            known = self._numbers.get(blob, fresh.get(blob))
             if known is None:
-                known = fresh[message] = first + len(blobs)
-                blobs.append(message)
+                known = fresh[blob] = len(self._blobs) + len(blobs)
+                blobs.append(blob)
             return known
 
-        path = [number(message) for message in sent[position:]]
-        return self.replay(
-            base=node, path=path, blobs=blobs, tools=None if tools is None else number(tools)
-        )
+        path = [number(message) for message in located.rest]
+        tools = None if located.tools is None else number(located.tools)
+        return self.replay(base=located.base, path=path, blobs=blobs, tools=tools)
 
     def replay(
         self, *, base: int, path: list[int], blobs: list[bytes], tools: int | None

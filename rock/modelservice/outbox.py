@@ -49,10 +49,13 @@ class Outbox:
         return len(self._waiting)
 
     def publish(self, group_id: str, group: bytes) -> None:
-        """A group whose id is known already changes nothing."""
+        """Know a group; a group whose id is known already changes nothing."""
         if group_id not in self._entries:
             self._entries[group_id] = _Entry(group)
-            self._waiting[group_id] = None
+
+    def offer(self, group_id: str) -> None:
+        """Let a published group be claimed."""
+        self._waiting[group_id] = None
 
     def claim(self, *, now: float, lease_seconds: float) -> GroupLease | None:
         """Lease the group that has waited longest, or None."""

@@ -247,10 +247,12 @@ class CallQueue:
         """The leases that are out, as of now."""
         yield from list(self._leases.values())
 
-    def admit(self) -> None:
-        """Raises `QueueFull` if one more ticket would be over the bound."""
-        if self.queued >= self._max_queued:
-            raise QueueFull(f"{self.queued} calls wait already; the bound is {self._max_queued}")
+    def admit(self, coming: int = 0) -> None:
+        """Raises `QueueFull` if one more ticket would be over the bound. `coming` tickets are
+        admitted already and will be added."""
+        waiting = self.queued + coming
+        if waiting >= self._max_queued:
+            raise QueueFull(f"{waiting} calls wait already; the bound is {self._max_queued}")
 
     def add(self, ticket: Ticket) -> None:
         """Let a queued ticket be claimed. A ticket that was handed out before goes to the head."""

@@ -13,7 +13,7 @@ from msgspec import Raw, Struct
 
 from rock.modelservice.answer import AnswerChoice
 from rock.modelservice.states import Event
-from rock.modelservice.wire import CloseReason, SessionSpec, Usage
+from rock.modelservice.wire import CloseReason, OptionalRaw, SessionSpec, Usage
 
 SCHEMA = 1
 """Version of these shapes. A journal with a higher one is refused."""
@@ -57,7 +57,7 @@ class CallQueued(_Record, tag="queued"):
     request: Raw
     """The canonical request as asked, without messages and tools."""
     tools: int | None = None
-    pinned: Raw | None = None
+    pinned: OptionalRaw = None
     """The values that the session's pins put in place of the agent's."""
     idempotency_key: str | None = None
 

@@ -23,7 +23,7 @@ import msgspec
 from aiohttp import ClientError, web
 from msgspec import Struct
 
-from rock.errors import BadRequest, ConfigError, PayloadTooLarge, RockError
+from rock.errors import BadRequest, ConfigError, PayloadTooLarge, RockError, SessionClosed
 from rock.modelservice import backends
 from rock.modelservice.agent_plane import AgentPlane
 from rock.modelservice.attach import AttachPoint
@@ -206,10 +206,13 @@ async def serving(
         @asynccontextmanager
         async def lend(listener: socket.socket, session_id: str) -> AsyncGenerator[None, None]:
             try:
-                plane = AgentPlane(service, bound=service.session(SessionId(session_id)))
+                session = service.session(SessionId(session_id))
+                if not session.open:
+                    raise SessionClosed(f"session {session_id} is closed: {session.close_reason}")
             except RockError:
                 listener.close()
                 raise
+            plane = AgentPlane(service, bound=session)
             async with listening(listener, _agent_adapter(plane, config)):
                 yield
 

@@ -7,15 +7,47 @@ that is cancelled halfway leaves nothing behind that its later retry could not p
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from rock.modelservice import wire
-from rock.modelservice.answer import Answer
+from msgspec import Raw
+
+from rock.errors import (
+    BadRequest,
+    ContextLengthExceeded,
+    JournalError,
+    QueueFull,
+    RockError,
+    SessionClosed,
+)
+from rock.modelservice import export, records, wire
+from rock.modelservice.answer import Answer, AnswerChoice
+from rock.modelservice.calls import Asked, Call, Conversation, pins_set
+from rock.modelservice.engine import Engine
+from rock.modelservice.rollouts import RolloutSide
+from rock.modelservice.sessions import Session, key_hash, new_id, new_key
 from rock.modelservice.settings import ServiceConfig
-from rock.types import CallId, Clock, Labels, SessionId, SessionKey
+from rock.modelservice.states import State
+from rock.modelservice.trainer import TrainerSide
+from rock.types import Clock, SessionId, SessionKey
+
+__all__ = [
+    "Answer",
+    "AnswerChoice",
+    "Call",
+    "Incoming",
+    "ModelService",
+    "NewSession",
+    "ServiceConfig",
+    "Session",
+]
+
+TICK_SECONDS = 0.1
+MAX_CHOICES = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,45 +72,25 @@ class Incoming:
     stream: bool = False
 
 
-class Session:
-    """One agent's right to call the model."""
+class ModelService(TrainerSide, RolloutSide):
+    """The service. Make it with `open`; one per state directory.
 
-    id: SessionId
-    spec: wire.SessionSpec
-    close_reason: wire.CloseReason | None
+    Sessions, agents and export are here; what workers call is in `TrainerSide`, groups in
+    `RolloutSide`.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        TrainerSide.__init__(self, engine)
+        RolloutSide.__init__(self, engine)
 
     @property
-    def open(self) -> bool:
-        return self.close_reason is None
+    def config(self) -> ServiceConfig:
+        return self._engine.config
 
     @property
-    def labels(self) -> Labels:
-        return self.spec.labels
-
-
-class Call:
-    """One request for a completion. Several connections can wait for the same call."""
-
-    id: CallId
-    session: Session
-
-    async def answer(self) -> Answer:
-        """The answer, once it is on disk.
-
-        Raises the `RockError` that ended the call: `DeadlineExceeded`, `CallFailed`,
-        `ContextLengthExceeded`, `SessionClosed`, … Bounded by the call's deadline.
-        """
-        raise NotImplementedError
-
-    async def ended_within(self, seconds: float) -> bool:
-        """Wait at most `seconds` for the call to end; whether it has (then `answer` is immediate)."""
-        raise NotImplementedError
-
-
-class ModelService:
-    """The service. Make it with `open`; one per state directory."""
-
-    config: ServiceConfig
+    def error(self) -> JournalError | None:
+        """Why the service can do no more; None while all is well."""
+        return self._engine.journal.error
 
     @classmethod
     @asynccontextmanager
@@ -89,41 +101,84 @@ class ModelService:
 
         Raises `JournalError` if the journal is locked, newer than this code, corrupt or unwritable.
         """
-        raise NotImplementedError
-        yield
+        engine = Engine(config, clock)
+        ticker: asyncio.Task[None] | None = None
+        try:
+            await engine.start()
+            service = cls(engine)
+            ticker = asyncio.create_task(service._keep_ticking())
+            yield service
+        finally:
+            if ticker is not None:
+                ticker.cancel()
+            engine.stop()
+            closing = asyncio.ensure_future(engine.journal.close())
+            try:
+                await asyncio.shield(closing)
+            except asyncio.CancelledError:
+                await closing
+                raise
 
     def tick(self) -> None:
         """Do what is due now: expire leases, end calls and sessions. Runs by itself several times a
         second; tests that move the clock by hand call it."""
-        raise NotImplementedError
+        self._engine.tick()
+
+    async def _keep_ticking(self) -> None:
+        with contextlib.suppress(JournalError):  # told to everybody by the journal itself
+            while True:
+                await asyncio.sleep(TICK_SECONDS)
+                self._engine.tick()
 
     # --- sessions ---
 
     async def create_session(self, spec: wire.SessionSpec) -> NewSession:
-        raise NotImplementedError
+        key = new_key()
+        record = records.SessionOpened(session=new_id(), key_sha256=key_hash(key), spec=spec)
+        await self._engine.open_session(record)
+        return NewSession(session_id=SessionId(record.session), key=key)
 
     async def close_session(
         self, session_id: SessionId, reason: wire.CloseReason = "finished"
     ) -> wire.SessionInfo:
         """Revoke the session and cancel its open calls at once. Closing twice keeps the first
         reason. Raises `NotFound`."""
-        raise NotImplementedError
+        session = self._book.sessions.get(session_id)
+        self._engine.close_session(session, reason)
+        await self._engine.journal.barrier()
+        return self.session_info(session_id)
 
     def session(self, session_id: SessionId) -> Session:
         """Raises `NotFound`. A closed session is still found; `submit` refuses it."""
-        raise NotImplementedError
+        return self._book.sessions.get(session_id)
 
     def session_info(self, session_id: SessionId) -> wire.SessionInfo:
-        """Raises `NotFound`."""
-        raise NotImplementedError
+        """Raises `NotFound`. `answered` counts delivered answers too."""
+        session = self._book.sessions.get(session_id)
+        counts = session.counts
+        age = None if session.last_call_at is None else self._engine.clock() - session.last_call_at
+        return wire.SessionInfo(
+            session_id=session.id,
+            state="open" if session.open else "closed",
+            labels=dict(session.labels),
+            calls=session.calls,
+            queued=counts[State.QUEUED],
+            leased=counts[State.LEASED],
+            answered=counts[State.ANSWERED] + counts[State.DELIVERED],
+            undelivered=counts[State.UNDELIVERED],
+            failed=counts[State.FAILED],
+            cancelled=counts[State.CANCELLED],
+            close_reason=session.close_reason,
+            last_call_age_seconds=age,
+        )
 
     def authenticate(self, key: str) -> Session:
         """The session a key opens, closed or not. Raises `Unauthorized`."""
-        raise NotImplementedError
+        return self._book.sessions.with_key(key)
 
     def on_session_closed(self, callback: Callable[[SessionId], None]) -> None:
         """Call `callback` whenever a session closes, for whatever reason."""
-        raise NotImplementedError
+        self._engine.on_session_closed.append(callback)
 
     # --- agent side ---
 
@@ -135,74 +190,94 @@ class ModelService:
         leaving. Raises `SessionClosed`, `QueueFull`, `ContextLengthExceeded` (a limit of the
         session), `BadRequest`, `JournalError`.
         """
-        raise NotImplementedError
+        _check_open(session)
+        request = incoming.request
+        _check_request(request)
+        conversation = self._book.conversation(session.id)
+        asked = conversation.look_up(incoming.dialect, request)
+        call = conversation.find_retried(asked, incoming.idempotency_key, incoming.retry_count)
+        if call is not None:
+            self._engine.attach(call)
+            durable = self._engine.journal.barrier()
+        else:
+            self._admit(session)
+            call, durable = self._new_call(session, conversation, incoming, asked)
+        try:
+            await durable
+        except asyncio.CancelledError:
+            self.agent_left(call)
+            raise
+        return call
 
     def sent(self, call: Call) -> None:
         """The whole answer was written to a connection of the call."""
-        raise NotImplementedError
+        with contextlib.suppress(JournalError):  # told to everybody by the journal itself
+            self._engine.detach(call, sent=True)
 
     def agent_left(self, call: Call) -> None:
         """A connection of the call closed before the answer was written to it."""
-        raise NotImplementedError
+        with contextlib.suppress(JournalError):
+            self._engine.detach(call, sent=False)
 
-    # --- trainer side ---
+    def _admit(self, session: Session) -> None:
+        """Raises what says that one more call is too many."""
+        limits, totals = session.spec.limits, session.totals
+        if limits.max_calls is not None and session.calls >= limits.max_calls:
+            # Calls in flight go on; the session takes no more.
+            self._engine.close_session(session, "limit", cancel=False)
+            raise _limit_reached(session)
+        if limits.max_parked is not None and session.parked >= limits.max_parked:
+            raise QueueFull(f"this session has {session.parked} calls waiting, its limit")
+        self._queue.admit(coming=totals[State.QUEUED] - self._queue.queued)
+        parked = totals[State.QUEUED] + totals[State.LEASED]
+        if parked >= self.config.max_parked:
+            raise QueueFull(f"{parked} calls wait for an answer already")
 
-    async def claim(self, request: wire.ClaimRequest, *, backend: str = "queue") -> wire.ClaimReply:
-        """Lease up to `max_leases` waiting calls, waiting up to `wait_seconds` for the first.
-
-        Built-in workers claim the calls of sessions with their `backend` name; a pause of the
-        policy holds back the backend `queue` only.
-        """
-        raise NotImplementedError
-
-    async def complete(self, request: wire.CompleteRequest) -> wire.BatchReply:
-        """Store answers; each item counts or fails on its own (409 `lease_lost`, 404 `not_found`,
-        400 `invalid_request`). The same completion twice is accepted twice and stored once."""
-        raise NotImplementedError
-
-    async def fail(self, request: wire.FailRequest) -> wire.BatchReply:
-        """End calls without an answer; the agent sees the error that `code` names."""
-        raise NotImplementedError
-
-    def renew(self, request: wire.RenewRequest) -> wire.BatchReply:
-        """Prolong leases; an item error tells the worker to stop sampling."""
-        raise NotImplementedError
-
-    def release(self, request: wire.ReleaseRequest) -> wire.BatchReply:
-        """Give leases back: their calls are handed out again, before all others."""
-        raise NotImplementedError
-
-    async def policy(self, update: wire.PolicyUpdate | None = None) -> wire.PolicyStatus:
-        """Read or change policy version and state.
-
-        Pausing stops claims of the trainer's queue. `hold` leaves leases as they are; `drain` also
-        waits (bounded, like a long-poll) until none is left; `requeue` takes them back at once.
-        """
-        raise NotImplementedError
-
-    def stats(self) -> wire.Stats:
-        raise NotImplementedError
-
-    # --- rollouts ---
-
-    async def publish_group(self, group: wire.Group) -> wire.PublishReply:
-        """Put a finished group up for the trainer; the first group of an id stands."""
-        raise NotImplementedError
-
-    async def claim_groups(self, request: wire.RolloutClaimRequest) -> wire.RolloutClaimReply:
-        """Lease published groups, waiting up to `wait_seconds` for the first."""
-        raise NotImplementedError
-
-    async def ack_groups(self, request: wire.RolloutAckRequest) -> wire.BatchReply:
-        """The trainer has consumed these groups; they are not handed out again."""
-        raise NotImplementedError
-
-    def group_status(self, group_id: str) -> wire.GroupStatus:
-        """Raises `NotFound`."""
-        raise NotImplementedError
+    def _new_call(
+        self, session: Session, conversation: Conversation, incoming: Incoming, asked: Asked
+    ) -> tuple[Call, asyncio.Future[None]]:
+        if (error := self._engine.journal.error) is not None:
+            raise error
+        extension = conversation.graph.extend(asked.located)
+        pins = pins_set(session.spec.pins)
+        record = records.CallQueued(
+            call=f"{session.id}.{len(conversation.calls)}",
+            dialect=incoming.dialect,
+            base=extension.base,
+            path=extension.path,
+            blobs=[Raw(blob) for blob in extension.blobs],
+            request=Raw(asked.parameters),
+            tools=extension.tools,
+            pinned=Raw(records.encoder.encode(pins)) if pins else None,
+            idempotency_key=incoming.idempotency_key,
+        )
+        return self._engine.add_call(session, record, extension)
 
     # --- export ---
 
     def trajectory(self, session_id: SessionId) -> wire.Trajectory:
         """Every call of a session and the token rows they make. Raises `NotFound`."""
-        raise NotImplementedError
+        return export.trajectory(self._book, session_id)
+
+
+def _check_open(session: Session) -> None:
+    if session.close_reason == "limit":
+        raise _limit_reached(session)
+    if session.close_reason is not None:
+        raise SessionClosed(f"this session is closed: {session.close_reason}")
+
+
+def _limit_reached(session: Session) -> RockError:
+    # Agents know this error and stop cleanly on it; the session records the true reason.
+    calls = session.spec.limits.max_calls
+    return ContextLengthExceeded(
+        f"This model's maximum context length is used up: the session's limit of {calls} calls is "
+        "reached."
+    )
+
+
+def _check_request(request: wire.CanonicalRequest) -> None:
+    if not request.messages:
+        raise BadRequest("messages: expected at least one", param="messages")
+    if not 1 <= request.n <= MAX_CHOICES:
+        raise BadRequest(f"n: expected 1 to {MAX_CHOICES}, got {request.n}", param="n")

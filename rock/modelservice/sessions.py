@@ -42,9 +42,18 @@ class Session:
         "last_call_at",
         "opened_at",
         "spec",
+        "totals",
     )
 
-    def __init__(self, id: SessionId, spec: SessionSpec, *, arrival: int, now: float) -> None:
+    def __init__(
+        self,
+        id: SessionId,
+        spec: SessionSpec,
+        *,
+        arrival: int = 0,
+        now: float = 0.0,
+        totals: dict[State, int] | None = None,
+    ) -> None:
         self.id = id
         self.spec = spec
         self.arrival = arrival
@@ -56,6 +65,8 @@ class Session:
         """Calls ever made; retries that re-attached do not count."""
         self.counts: dict[State, int] = dict.fromkeys(State, 0)
         """Calls by the state they are in."""
+        self.totals = totals if totals is not None else dict.fromkeys(State, 0)
+        """The same over all sessions of a table."""
         self.first_sampled_version: PolicyVersion | None = None
 
     @property
@@ -78,6 +89,13 @@ class Session:
     def parked(self) -> int:
         return self.counts[State.QUEUED] + self.counts[State.LEASED]
 
+    def count(self, before: State | None, after: State) -> None:
+        """A call came to be in state `after`; it was in `before`, or is new."""
+        for counts in (self.counts, self.totals):
+            if before is not None:
+                counts[before] -= 1
+            counts[after] += 1
+
     def stale_at(self, version: PolicyVersion | None, bound: int | None) -> bool:
         """Whether a worker with `version` is too far ahead of the session's first sampled tokens."""
         first = self.first_sampled_version
@@ -93,12 +111,15 @@ class Sessions:
         self._by_id: dict[SessionId, Session] = {}
         self._by_key: dict[bytes, Session] = {}
         self.open_count = 0
+        self.totals: dict[State, int] = dict.fromkeys(State, 0)
+        """Calls of all sessions by state."""
 
     def __iter__(self) -> Iterator[Session]:
         return iter(self._by_id.values())
 
     def add(self, id: SessionId, key_sha256: bytes, spec: SessionSpec, *, now: float) -> Session:
-        session = Session(id, spec, arrival=len(self._by_id), now=now)
+        arrival = len(self._by_id)
+        session = Session(id, spec, arrival=arrival, now=now, totals=self.totals)
         self._by_id[id] = session
         self._by_key[key_sha256] = session
         self.open_count += 1

@@ -42,15 +42,18 @@ class ServiceProcess:
         settings: Mapping[str, Any] | None = None,
         backends: Sequence[str] = (),
         api_base: str | None = None,
+        environment: Mapping[str, str] | None = None,
         exit_with_parent: bool = False,
         start_seconds: float = 60.0,
         stop_seconds: float = 10.0,
     ) -> None:
-        """`settings` are fields of ServiceConfig; `backends` are as for `rock serve --backend`."""
+        """`settings` are fields of ServiceConfig; `backends` are as for `rock serve --backend`;
+        `environment` is added to this process's own, for the keys of hosted models."""
         self._config = ServiceConfig.model_validate({**(settings or {}), "state_dir": state_dir})
         self._settings = dict(settings or {})
         self._backends = list(backends)
         self._api_base = api_base
+        self._environment = dict(environment or {})
         self._exit_with_parent = exit_with_parent
         self._start_seconds = start_seconds
         self._stop_seconds = stop_seconds
@@ -150,6 +153,7 @@ class ServiceProcess:
         with (self.state_dir / LOG_FILE).open("ab") as log:
             # litellm would otherwise fetch its price list over the network at every start.
             env = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", **inherited_environment()}
+            env.update(self._environment)
             self._process = await process.start(
                 argv, env=env, stdout=log, stderr=log, pass_fds=(agent, control)
             )

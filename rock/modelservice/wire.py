@@ -11,12 +11,18 @@ the sampling distribution, one per token id.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-from msgspec import Raw, Struct, field
+from msgspec import Raw, Struct, UnsetType, field
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
+if TYPE_CHECKING:
+    OptionalRaw = Raw | None
+else:
+    # msgspec decodes `Raw | None` as null only; with UnsetType, which no JSON is, it takes any JSON.
+    OptionalRaw = Raw | UnsetType
+
 CloseReason = Literal["finished", "revoked", "limit", "stale", "expired"]
 PauseMode = Literal["hold", "drain", "requeue"]
 PolicyState = Literal["running", "paused"]
@@ -39,9 +45,9 @@ class CanonicalRequest(Wire):
     model: str
     messages: list[Raw]
     tools: list[Raw] | None = None
-    tool_choice: Raw | None = None
+    tool_choice: OptionalRaw = None
     parallel_tool_calls: bool | None = None
-    response_format: Raw | None = None
+    response_format: OptionalRaw = None
     temperature: float | None = None
     top_p: float | None = None
     max_tokens: int | None = None
@@ -202,6 +208,8 @@ class PolicyUpdate(Input):
 class PolicyStatus(Wire):
     version: int | None
     state: Literal["running", "paused"]
+    leased: int = 0
+    """Leases of the trainer's queue that are out; 0 after a `drain` that was waited out."""
 
 
 class Stats(Wire):
@@ -249,7 +257,10 @@ class TrajectoryCall(Wire):
     call_id: str
     state: str
     request: CanonicalRequest
+    """As the worker got it: the session's pins applied."""
     choices: list[Choice]
+    pinned: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Values of `request` that a pin put in place of the agent's."""
     parent: str | None = None
     branch: str | None = None
     """Why this call does not continue the one before it; null if it does."""

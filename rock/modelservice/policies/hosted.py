@@ -49,9 +49,9 @@ class Retries:
         self._stop = tenacity.stop_after_attempt(attempts) | tenacity.stop_after_delay(
             total_seconds
         )
-        self._backoff = tenacity.wait_exponential_jitter(
-            initial=first_wait_seconds, max=30.0, jitter=first_wait_seconds
-        )
+        self._backoff = tenacity.wait_exponential(
+            multiplier=first_wait_seconds, max=30.0
+        ) + tenacity.wait_random(0, first_wait_seconds)
 
     async def run(self, work: Callable[[], Awaitable[T]], *, target: str) -> T:
         """`work`'s result. Raises the RockError that its last failure stands for."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from typing import Any
+from typing import Any, Self
 
 from rock.errors import ConfigError
 from rock.modelservice.policies.hosted import Retries, arguments_of, completion_of, extras_of
@@ -19,7 +19,10 @@ PASSED_ON = frozenset({"logit_bias", "logprobs", "top_logprobs", "user", "verbos
 
 
 class LitellmPolicy:
-    """Answers leases with `litellm.acompletion`. Making one imports litellm, which takes seconds."""
+    """Answers leases with `litellm.acompletion`. Use as `async with`, which closes connections.
+
+    Making one imports litellm, which takes seconds.
+    """
 
     def __init__(
         self,
@@ -43,6 +46,14 @@ class LitellmPolicy:
             "max_retries": 0,
             "drop_params": True,
         }
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Close the connections; litellm keeps them for the whole process, so this ends all."""
+        await self._litellm.close_litellm_async_clients()
+        self._litellm.in_memory_llm_clients_cache.flush_cache()
 
     async def __call__(self, leases: list[Lease]) -> list[Completion]:
         return list(await asyncio.gather(*(self._answer(lease) for lease in leases)))

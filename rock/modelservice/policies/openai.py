@@ -7,7 +7,7 @@ where the engine gives them the answers are trainable.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Self
 
 import openai
 
@@ -17,7 +17,7 @@ from rock.modelservice.wire import Completion, Lease
 
 
 class OpenAIPolicy:
-    """Answers leases with one chat completion each."""
+    """Answers leases with one chat completion each. Use as `async with`, which closes connections."""
 
     def __init__(
         self,
@@ -39,6 +39,12 @@ class OpenAIPolicy:
             )
         except openai.OpenAIError as exc:
             raise ConfigError(f"backend openai: {exc}") from exc
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._client.close()
 
     async def __call__(self, leases: list[Lease]) -> list[Completion]:
         return list(await asyncio.gather(*(self._answer(lease) for lease in leases)))

@@ -1,0 +1,409 @@
+"""Sessions' calls in memory: what the journal's records mean.
+
+`Book.apply` takes one record; applying a journal from its start rebuilds every session, call,
+message graph and token row. The running service makes the same changes through the same methods,
+and writes the record of each. Nothing in here does I/O; a waiting agent is a future in its call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+from msgspec import Raw, Struct
+from msgspec.structs import replace
+
+from rock.errors import (
+    BadRequest,
+    CallFailed,
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    NotFound,
+    RockError,
+    SessionClosed,
+    UpstreamError,
+)
+from rock.modelservice import records
+from rock.modelservice.answer import Answer
+from rock.modelservice.graph import AnswerRef, Extension, Located, MessageGraph
+from rock.modelservice.queue import Ticket
+from rock.modelservice.rows import CallTokens, Sample
+from rock.modelservice.sessions import Session, Sessions
+from rock.modelservice.states import ENDED_WITHOUT, Event, State
+from rock.modelservice.wire import CanonicalRequest, Pins
+from rock.types import CallId, SessionId
+
+_FAILURES: dict[str, type[RockError]] = {
+    kind.code: kind
+    for kind in (BadRequest, ContextLengthExceeded, DeadlineExceeded, SessionClosed, UpstreamError)
+}
+_TRANSPORT_FIELDS = ("stream", "stream_options")
+"""How an answer is sent, which does not change what is asked."""
+
+Identity = tuple[str, int, int | None, bytes]
+"""Dialect, messages, tools and parameters: equal for two requests that ask the same."""
+
+
+def failure(code: str, message: str) -> RockError:
+    """The error an agent gets for a call that ended with `code`."""
+    return _FAILURES.get(code, CallFailed)(message)
+
+
+class Call(Ticket):
+    """One request for a completion. Several connections can wait for the same call.
+
+    Holds no decoded request and no task: parameters as JSON, messages as a place in the session's
+    graph, and one future per waiting connection.
+    """
+
+    __slots__ = (
+        "_waiters",
+        "answered_lease",
+        "attached",
+        "branch",
+        "covers",
+        "dialect",
+        "fingerprint",
+        "idempotency_key",
+        "identity",
+        "leaf",
+        "number",
+        "outcome",
+        "parent",
+        "parent_choice",
+        "pinned",
+        "request",
+        "session",
+        "stored",
+        "tokens",
+        "tools",
+    )
+
+    def __init__(self, id: CallId, session: Session, *, number: int, record: records.CallQueued):
+        super().__init__(
+            id,
+            session.id,
+            backend=session.spec.backend,
+            session_arrival=session.arrival,
+            priority=session.priority,
+        )
+        self.session = session
+        self.number = number
+        """Place in the session, from 0."""
+        self.dialect = record.dialect
+        self.idempotency_key = record.idempotency_key
+        self.pinned = record.pinned
+        self.request = _with_pins(bytes(record.request), record.pinned)
+        """The effective canonical request as JSON, without messages and tools."""
+        self.leaf = 0
+        self.tools: int | None = record.tools
+        self.identity: Identity | None = None
+        self.parent: Call | None = None
+        self.parent_choice = 0
+        self.covers = 0
+        self.branch: str | None = None
+        self.attached = 0
+        """Connections that wait for this call."""
+        self.stored: Answer | RockError | None = None
+        """How the call ended; visible to agents once it is on disk, as `outcome`."""
+        self.outcome: Answer | RockError | None = None
+        self.answered_lease: str | None = None
+        self.fingerprint: bytes | None = None
+        self.tokens: CallTokens | None = None
+        self._waiters: list[asyncio.Future[None]] | None = None
+        session.count(None, self.state)
+
+    def move(self, event: Event) -> None:
+        before = self.state
+        super().move(event)
+        self.session.count(before, self.state)
+
+    async def answer(self) -> Answer:
+        """The answer, once it is on disk.
+
+        Raises the `RockError` that ended the call: `DeadlineExceeded`, `CallFailed`,
+        `ContextLengthExceeded`, `SessionClosed`, … Bounded by the call's deadline.
+        """
+        if self.outcome is None:
+            waiter = self._wait()
+            try:
+                await waiter
+            finally:
+                self._forget(waiter)
+        if isinstance(self.outcome, Answer):
+            return self.outcome
+        assert self.outcome is not None
+        raise self.outcome
+
+    async def ended_within(self, seconds: float) -> bool:
+        """Wait at most `seconds` for the call to end; whether it has (then `answer` is immediate)."""
+        if self.outcome is None:
+            waiter = self._wait()
+            try:
+                await asyncio.wait((waiter,), timeout=seconds)
+            finally:
+                self._forget(waiter)
+        return self.outcome is not None
+
+    def publish(self, outcome: Answer | RockError) -> None:
+        """Show the outcome to whoever waits and whoever will ask."""
+        self.outcome = outcome
+        waiters, self._waiters = self._waiters, None
+        for waiter in waiters or ():
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _wait(self) -> asyncio.Future[None]:
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self._waiters is None:
+            self._waiters = []
+        self._waiters.append(waiter)
+        return waiter
+
+    def _forget(self, waiter: asyncio.Future[None]) -> None:
+        if self._waiters is not None and waiter in self._waiters:
+            self._waiters.remove(waiter)
+
+
+def _with_pins(request: bytes, pinned: Raw | None) -> bytes:
+    if pinned is None:
+        return request
+    pins = msgspec.json.decode(pinned, type=Pins)
+    effective = replace(msgspec.json.decode(request, type=CanonicalRequest), **pins_set(pins))
+    return records.encoder.encode(effective)
+
+
+def pins_set(pins: Pins) -> dict[str, object]:
+    """The pins that are not null, by field."""
+    return {
+        name: value for name in pins.__struct_fields__ if (value := getattr(pins, name)) is not None
+    }
+
+
+class Asked(Struct, frozen=True):
+    """A request looked up in its session, before anything is changed."""
+
+    located: Located
+    parameters: bytes
+    """The canonical request as JSON, without messages, tools and transport fields."""
+    identity: Identity | None
+    """None if nobody asked the same before."""
+
+
+class Conversation:
+    """What one session has said and heard."""
+
+    __slots__ = ("_by_identity", "_by_key", "calls", "graph")
+
+    def __init__(self) -> None:
+        self.graph = MessageGraph()
+        self.calls: list[Call] = []
+        self._by_identity: dict[Identity, list[Call]] = {}
+        self._by_key: dict[str, Call] = {}
+
+    def look_up(self, dialect: str, request: CanonicalRequest) -> Asked:
+        tools = None
+        if request.tools is not None:
+            tools = Raw(b"[" + b",".join(bytes(tool) for tool in request.tools) + b"]")
+        located = self.graph.locate(request.messages, tools)
+        extra = request.extra
+        if any(name in extra for name in _TRANSPORT_FIELDS):
+            extra = {name: extra[name] for name in extra if name not in _TRANSPORT_FIELDS}
+        parameters = records.encoder.encode(replace(request, messages=[], tools=None, extra=extra))
+        identity = None
+        if located.complete:
+            number = self.graph.number_of(located.tools)
+            identity = (dialect, located.base, number, parameters)
+        return Asked(located, parameters, identity)
+
+    def find_retried(self, asked: Asked, key: str | None, retry_count: int) -> Call | None:
+        """The call that a request repeats, in the order of design promise 3; None for a new one.
+
+        Raises `BadRequest` for an idempotency key that was used with another request.
+        """
+        if key is not None and (call := self._by_key.get(key)) is not None:
+            if call.identity != asked.identity:
+                raise BadRequest(
+                    "this Idempotency-Key was used with a different request in this session",
+                    param="Idempotency-Key",
+                )
+            return None if call.state in ENDED_WITHOUT else call
+        if asked.identity is None:
+            return None
+        same = [
+            call
+            for call in self._by_identity.get(asked.identity, ())
+            if call.state not in ENDED_WITHOUT
+            and (key is None or call.idempotency_key in (None, key))
+        ]
+        for call in same:
+            if call.attached == 0 and call.state is not State.DELIVERED:
+                return call
+        return same[-1] if same and retry_count > 0 else None
+
+    def add(self, call: Call, extension: Extension) -> None:
+        """Give a new call its place in the graph."""
+        call.leaf = extension.leaf
+        placement = self.graph.place(extension)
+        if placement.parent is not None:
+            call.parent = self.calls[placement.parent.call]
+            call.parent_choice = placement.parent.choice
+        call.covers = placement.covers
+        call.branch = placement.branch
+        self.calls.append(call)
+
+    def remember(self, call: Call, parameters: bytes) -> None:
+        """Let retries of the call find it."""
+        call.identity = (call.dialect, call.leaf, call.tools, parameters)
+        self._by_identity.setdefault(call.identity, []).append(call)
+        if call.idempotency_key is not None:
+            self._by_key[call.idempotency_key] = call
+
+    def request_of(self, call: Call) -> CanonicalRequest:
+        """The effective request, whole: what a worker gets."""
+        request = msgspec.json.decode(call.request, type=CanonicalRequest)
+        request.messages = self.graph.messages(call.leaf)
+        if call.tools is not None:
+            request.tools = msgspec.json.decode(self.graph.blob(call.tools), type=list[Raw])
+        return request
+
+
+class Book:
+    """Every session and call of one service."""
+
+    def __init__(self) -> None:
+        self.sessions = Sessions()
+        self.calls: dict[CallId, Call] = {}
+        """In the order they were asked."""
+        self.policy = records.PolicyChanged(version=None, state="running")
+        self.runs = 0
+        """How often a process took the journal over."""
+        self._conversations: dict[SessionId, Conversation] = {}
+
+    def conversation(self, session_id: SessionId) -> Conversation:
+        return self._conversations[session_id]
+
+    def call(self, call_id: str) -> Call:
+        """Raises `NotFound`."""
+        call = self.calls.get(CallId(call_id))
+        if call is None:
+            raise NotFound(f"there is no call {call_id!r}")
+        return call
+
+    def apply(self, record: records.Record, now: float) -> None:
+        """Replay one record of the journal. Records of groups are not the book's."""
+        match record:
+            case records.SessionOpened():
+                self.open_session(record, now)
+            case records.SessionEnded():
+                self.sessions.close(self.sessions.get(record.session), record.reason)
+            case records.CallQueued():
+                self._replay_queued(record, now)
+            case records.CallLeased():
+                self._replay_leased(self.call(record.call))
+            case records.CallAnswered():
+                call = self.call(record.call)
+                call.move(Event.COMPLETE)
+                self.store_answer(call, record)
+            case records.CallMoved():
+                self._replay_moved(self.call(record.call), record.event)
+            case records.CallFailedRecord():
+                call = self.call(record.call)
+                call.move(record.event)
+                call.stored = failure(record.code, record.message)
+            case records.PolicyChanged():
+                self.policy = record
+            case records.Booted():
+                self.runs = record.run
+            case _:
+                pass
+
+    def open_session(self, record: records.SessionOpened, now: float) -> Session:
+        session_id = SessionId(record.session)
+        session = self.sessions.add(session_id, record.key_sha256, record.spec, now=now)
+        self._conversations[session_id] = Conversation()
+        return session
+
+    def add_call(
+        self, session: Session, record: records.CallQueued, extension: Extension, now: float
+    ) -> Call:
+        conversation = self._conversations[session.id]
+        call = Call(CallId(record.call), session, number=len(conversation.calls), record=record)
+        conversation.add(call, extension)
+        conversation.remember(call, bytes(record.request))
+        session.calls += 1
+        session.last_call_at = now
+        self.calls[call.id] = call
+        return call
+
+    def store_answer(self, call: Call, record: records.CallAnswered) -> Answer:
+        """Keep an answer and its tokens, and give it its place in the graph."""
+        if record.untrainable is None and record.prompt_ids is not None:
+            self._store_tokens(call, record, record.prompt_ids)
+        answer = Answer(
+            call_id=call.id,
+            model=msgspec.json.decode(call.request, type=_Model).model,
+            choices=record.choices,
+            usage=record.usage,
+            policy_version=record.policy_version,
+            untrainable=record.untrainable,
+            tokens=call.tokens,
+        )
+        call.stored = answer
+        call.answered_lease = record.lease
+        call.fingerprint = record.fingerprint
+        graph = self._conversations[call.session.id].graph
+        for number, choice in enumerate(record.choices):
+            said = {**msgspec.structs.asdict(choice.message), "role": "assistant"}
+            message = records.encoder.encode(said)
+            graph.add_answer(call.leaf, AnswerRef(call.number, number), message)
+        if call.session.first_sampled_version is None:
+            call.session.first_sampled_version = record.policy_version
+        return answer
+
+    def _store_tokens(self, call: Call, record: records.CallAnswered, prompt: bytes) -> None:
+        parent = call.parent.tokens if call.parent is not None else None
+        call.tokens = CallTokens(
+            call_id=call.id,
+            policy_version=record.policy_version,
+            samples=_samples(record),
+            prompt=prompt,
+            parent=parent if record.continues else None,
+            parent_choice=call.parent_choice if record.continues else 0,
+        )
+        if parent is not None and not record.continues and call.branch is None:
+            call.branch = "retokenised"
+
+    def _replay_queued(self, record: records.CallQueued, now: float) -> None:
+        session = self.sessions.get(record.call.rpartition(".")[0])
+        extension = self._conversations[session.id].graph.replay(
+            base=record.base,
+            path=record.path,
+            blobs=[bytes(blob) for blob in record.blobs],
+            tools=record.tools,
+        )
+        self.add_call(session, record, extension, now)
+
+    def _replay_leased(self, call: Call) -> None:
+        # That an earlier lease was over is not on record: the next one says it.
+        if call.state is State.LEASED:
+            call.move(Event.EXPIRE)
+        call.move(Event.CLAIM)
+        call.deliveries += 1
+
+    def _replay_moved(self, call: Call, event: Event) -> None:
+        call.move(event)
+        if event is Event.CLOSE:
+            call.stored = SessionClosed()
+        elif event is Event.GRACE_OVER:
+            call.stored = CallFailed("the agent left")
+
+
+def _samples(record: records.CallAnswered) -> tuple[Sample, ...]:
+    return tuple(
+        Sample(choice.packed_ids or b"", choice.packed_logprobs or b"") for choice in record.choices
+    )
+
+
+class _Model(Struct):
+    model: str

@@ -1,0 +1,61 @@
+"""What a session exports: its calls for people and checks, its token rows for training."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+
+from rock.errors import RockError
+from rock.modelservice.answer import Answer, AnswerChoice
+from rock.modelservice.calls import Book, Call, Conversation
+from rock.modelservice.rows import build_rows
+from rock.modelservice.wire import Choice, Trajectory, TrajectoryCall
+from rock.types import SessionId
+
+
+def trajectory(book: Book, session_id: SessionId) -> Trajectory:
+    """Raises `NotFound`."""
+    session = book.sessions.get(session_id)
+    conversation = book.conversation(session.id)
+    calls = conversation.calls
+    return Trajectory(
+        session_id=session.id,
+        labels=dict(session.labels),
+        calls=[_call(conversation, call) for call in calls],
+        rows=build_rows(call.tokens for call in calls if call.tokens is not None),
+        untrainable=dict(Counter(_untrainable(call) for call in calls if _untrainable(call))),
+    )
+
+
+def _call(conversation: Conversation, call: Call) -> TrajectoryCall:
+    answer = call.stored if isinstance(call.stored, Answer) else None
+    pinned: dict[str, Any] = msgspec.json.decode(call.pinned) if call.pinned else {}
+    return TrajectoryCall(
+        call_id=call.id,
+        state=call.state.value,
+        request=conversation.request_of(call),
+        pinned=pinned,
+        choices=[_choice(choice) for choice in answer.choices] if answer else [],
+        parent=call.parent.id if call.parent else None,
+        branch=call.branch,
+        untrainable=answer.untrainable if answer else None,
+        policy_version=answer.policy_version if answer else None,
+        usage=answer.usage if answer else None,
+        deliveries=call.deliveries,
+        error=call.stored.message if isinstance(call.stored, RockError) else None,
+    )
+
+
+def _choice(choice: AnswerChoice) -> Choice:
+    return Choice(
+        message=choice.message,
+        finish_reason=choice.finish_reason,
+        token_ids=choice.token_ids,
+        logprobs=choice.logprobs,
+    )
+
+
+def _untrainable(call: Call) -> str:
+    return (call.stored.untrainable or "") if isinstance(call.stored, Answer) else ""

@@ -1,0 +1,220 @@
+"""The trainer's side of the service: claim, complete, renew, release, fail, policy, stats."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from rock.errors import LeaseLost
+from rock.modelservice import completions, records, tokens, wire
+from rock.modelservice.answer import Answer
+from rock.modelservice.batches import check_claim, check_positive, each, tried
+from rock.modelservice.calls import Call, failure
+from rock.modelservice.engine import TRAINER_BACKEND, Engine
+from rock.modelservice.queue import Held, Ticket
+from rock.modelservice.states import OPEN, Event, State
+from rock.types import LeaseId, PolicyVersion, WorkerId
+
+
+class TrainerSide:
+    """The part of `ModelService` that workers use, built-in ones and the trainer alike."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._book = engine.book
+        self._queue = engine.queue
+
+    async def claim(
+        self, request: wire.ClaimRequest, *, backend: str = TRAINER_BACKEND
+    ) -> wire.ClaimReply:
+        """Lease up to `max_leases` waiting calls, waiting up to `wait_seconds` for the first.
+
+        Built-in workers claim the calls of sessions with their `backend` name; a pause of the
+        policy holds back the backend `queue` only.
+        """
+        check_claim(request.worker_id, request.lease_seconds, request.wait_seconds)
+        check_positive("max_leases", request.max_leases)
+        bell = self._engine.bells[backend]
+        leases = self._claim_now(request, backend)
+        end = time.monotonic() + min(request.wait_seconds, self._engine.config.max_wait_seconds)
+        while not leases and (left := end - time.monotonic()) > 0:
+            if not await bell.wait(left) or self._engine.journal.error is not None:
+                break
+            leases = self._claim_now(request, backend)
+        state = self._book.policy.state if backend == TRAINER_BACKEND else "running"
+        return wire.ClaimReply(leases=leases, policy_state=state)
+
+    def _claim_now(self, request: wire.ClaimRequest, backend: str) -> list[wire.Lease]:
+        policy = self._book.policy
+        if backend == TRAINER_BACKEND and policy.state == "paused":
+            return []
+        version = policy.version if request.policy_version is None else request.policy_version
+        seconds = min(request.lease_seconds, self._engine.config.max_lease_seconds)
+        leases: list[wire.Lease] = []
+        while len(leases) < request.max_leases:
+            held = self._queue.claim(
+                WorkerId(request.worker_id),
+                now=self._engine.clock(),
+                lease_seconds=seconds,
+                backend=backend,
+                policy_version=version,
+                fit=lambda ticket: self._fresh(ticket, version),
+            )
+            if held is None:
+                break
+            self._engine.lease_record(held)
+            leases.append(self._lease(held, seconds))
+        return leases
+
+    def _fresh(self, ticket: Ticket, version: PolicyVersion | None) -> bool:
+        session = self._book.sessions.get(ticket.session_id)
+        if session.stale_at(version, self._engine.config.max_staleness):
+            self._engine.close_session(session, "stale")
+            return False
+        return True
+
+    def _lease(self, held: Held, seconds: float) -> wire.Lease:
+        call = self._book.calls[held.ticket.id]
+        return wire.Lease(
+            lease_id=held.id,
+            call_id=call.id,
+            session_id=call.session_id,
+            delivery=call.deliveries,
+            expires_in_seconds=seconds,
+            request=self._book.conversation(call.session_id).request_of(call),
+            parent=_parent(call),
+            labels=dict(call.session.labels),
+        )
+
+    async def complete(self, request: wire.CompleteRequest) -> wire.BatchReply:
+        """Store answers; each item counts or fails on its own (409 `lease_lost`, 404 `not_found`,
+        400 `invalid_request`). The same completion twice is accepted twice and stored once."""
+        results = [
+            tried(item.lease_id, lambda item=item: self._complete_one(item))
+            for item in request.completions
+        ]
+        await self._engine.journal.barrier()
+        return wire.BatchReply(results=results)
+
+    def _complete_one(self, completion: wire.Completion) -> str | None:
+        mark = completions.fingerprint(completion)
+        call = self._call_of(completion.lease_id)
+        if call.answered_lease == completion.lease_id:
+            if call.fingerprint == mark and isinstance(call.stored, Answer):
+                return call.stored.untrainable
+            raise LeaseLost("this lease was completed before, with a different answer")
+        held = self._queue.held(LeaseId(completion.lease_id))
+        version = completion.policy_version
+        record = completions.answered(
+            call,
+            msgspec.json.decode(call.request, type=_Choices).n,
+            completion,
+            held.policy_version if version is None else version,
+            mark,
+        )
+        self._engine.complete(call, record)
+        return record.untrainable
+
+    async def fail(self, request: wire.FailRequest) -> wire.BatchReply:
+        """End calls without an answer; the agent sees the error that `code` names."""
+
+        def fail_one(item: wire.Failure) -> None:
+            call = self._call_of(item.lease_id)
+            self._queue.held(LeaseId(item.lease_id))
+            self._engine.end(call, Event.FAIL, failure(item.code, item.message))
+
+        results = [
+            tried(item.lease_id, lambda item=item: fail_one(item)) for item in request.failures
+        ]
+        await self._engine.journal.barrier()
+        return wire.BatchReply(results=results)
+
+    def renew(self, request: wire.RenewRequest) -> wire.BatchReply:
+        """Prolong leases; an item error tells the worker to stop sampling."""
+        check_positive("lease_seconds", request.lease_seconds)
+        seconds = min(request.lease_seconds, self._engine.config.max_lease_seconds)
+
+        def renew_one(lease_id: str) -> None:
+            self._call_of(lease_id)
+            self._queue.renew(LeaseId(lease_id), now=self._engine.clock(), lease_seconds=seconds)
+
+        return each(request.lease_ids, renew_one)
+
+    def release(self, request: wire.ReleaseRequest) -> wire.BatchReply:
+        """Give leases back: their calls are handed out again, before all others."""
+
+        def release_one(lease_id: str) -> None:
+            self._call_of(lease_id)
+            self._engine.give_back(self._queue.held(LeaseId(lease_id)))
+
+        return each(request.lease_ids, release_one)
+
+    def _call_of(self, lease_id: str) -> Call:
+        """The call a lease was on. Raises `NotFound`, and `LeaseLost` if the call has ended."""
+        call = self._book.call(lease_id.rpartition(".")[0])
+        if call.state not in OPEN and call.answered_lease != lease_id:
+            raise LeaseLost(f"call {call.id} is {call.state}; drop the work")
+        return call
+
+    async def policy(self, update: wire.PolicyUpdate | None = None) -> wire.PolicyStatus:
+        """Read or change policy version and state.
+
+        Pausing stops claims of the trainer's queue. `hold` leaves leases as they are; `drain` also
+        waits (bounded, like a long-poll) until none is left; `requeue` takes them back at once.
+        """
+        if update is None:
+            return self._policy_status()
+        old = self._book.policy
+        new = records.PolicyChanged(
+            version=old.version if update.version is None else update.version,
+            state=update.state or old.state,
+        )
+        if new != old:
+            self._book.policy = new
+            self._engine.note(new)
+        if new.state == "running":
+            self._engine.bells[TRAINER_BACKEND].ring_all()
+        elif update.mode == "requeue":
+            for held in self._queue.leases():
+                if held.ticket.backend == TRAINER_BACKEND:
+                    self._engine.give_back(held)
+        elif update.mode == "drain" and self._trainer_leases():
+            await self._engine.drained.wait(self._engine.config.max_wait_seconds)
+        await self._engine.journal.barrier()
+        return self._policy_status()
+
+    def _trainer_leases(self) -> int:
+        return sum(held.ticket.backend == TRAINER_BACKEND for held in self._queue.leases())
+
+    def _policy_status(self) -> wire.PolicyStatus:
+        policy = self._book.policy
+        return wire.PolicyStatus(policy.version, policy.state, self._trainer_leases())
+
+    def stats(self) -> wire.Stats:
+        totals = self._book.sessions.totals
+        return wire.Stats(
+            queued=totals[State.QUEUED],
+            leased=totals[State.LEASED],
+            waiting_workers=sum(len(bell) for bell in self._engine.bells.values()),
+            open_sessions=self._book.sessions.open_count,
+            answered=sum(
+                totals[state] for state in (State.ANSWERED, State.DELIVERED, State.UNDELIVERED)
+            ),
+            failed=totals[State.FAILED],
+            cancelled=totals[State.CANCELLED],
+            redelivered=self._engine.redelivered,
+            policy=self._policy_status(),
+        )
+
+
+class _Choices(msgspec.Struct):
+    n: int = 1
+
+
+def _parent(call: Call) -> wire.Parent | None:
+    if call.parent is None:
+        return None
+    known = call.parent.tokens
+    ids = None if known is None else tokens.unpack_ids(known.sequence_ids(call.parent_choice))
+    return wire.Parent(call.parent.id, call.parent_choice, call.covers, ids)
