@@ -193,15 +193,21 @@ def _retry_count(headers: Mapping[str, str]) -> int:
 
 
 def _models(session: Session, wanted: str) -> Reply:
-    """Any name is accepted in a request, so any model exists; the list has the one in effect."""
+    """Any name is accepted in a request, so any model exists; the list has the one in effect.
+
+    One shape with the fields of both OpenAI and Anthropic.
+    """
     name = session.spec.pins.model or "policy"
     if wanted:
         return Reply(200, msgspec.json.encode(_model(unquote(wanted))))
-    return Reply(200, msgspec.json.encode({"object": "list", "data": [_model(name)]}))
+    page = {"has_more": False, "first_id": name, "last_id": name}
+    return Reply(200, msgspec.json.encode({"object": "list", "data": [_model(name)], **page}))
 
 
 def _model(name: str) -> dict[str, str | int]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "rock"}
+    openai: dict[str, str | int] = {"object": "model", "created": 0, "owned_by": "rock"}
+    anthropic = {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+    return {"id": name, **openai, **anthropic}
 
 
 def not_allowed(dialect: Dialect, request: Request, allowed: str) -> Reply:
