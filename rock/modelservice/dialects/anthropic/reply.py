@@ -94,7 +94,7 @@ def _block_events(index: int, block: Object) -> Iterator[bytes]:
     yield _event("content_block_stop", index=index)
 
 
-def _event(name: str, **fields: object) -> bytes:
+def _event(name: str, /, **fields: object) -> bytes:
     return sse.encode(msgspec.json.encode({"type": name, **fields}), event=name)
 
 

@@ -102,7 +102,7 @@ def _function(id: str, target: Target, arguments: str) -> Item:
         head["namespace"] = target.namespace
     events: list[Event] = [
         ("response.function_call_arguments.delta", {"delta": arguments}),
-        ("response.function_call_arguments.done", {"name": target.name, "arguments": arguments}),
+        ("response.function_call_arguments.done", {"arguments": arguments}),
     ]
     body: Object = {**head, "arguments": arguments, "status": "completed"}
     return Item(body, {**head, "arguments": "", "status": "in_progress"}, events)

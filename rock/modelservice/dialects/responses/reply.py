@@ -115,7 +115,7 @@ class ResponsesStream:
             yield self._event(name, **place, **fields)
         yield self._event("response.output_item.done", output_index=index, item=item.body)
 
-    def _event(self, name: str, **fields: object) -> bytes:
+    def _event(self, name: str, /, **fields: object) -> bytes:
         data = {"type": name, "sequence_number": self._next, **fields}
         self._next += 1
         return sse.encode(msgspec.json.encode(data), event=name)
