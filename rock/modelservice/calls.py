@@ -22,6 +22,7 @@ from rock.errors import (
     RockError,
     SessionClosed,
     UpstreamError,
+    UpstreamUnauthorized,
 )
 from rock.modelservice import records
 from rock.modelservice.answer import Answer
@@ -35,7 +36,14 @@ from rock.types import CallId, SessionId
 
 _FAILURES: dict[str, type[RockError]] = {
     kind.code: kind
-    for kind in (BadRequest, ContextLengthExceeded, DeadlineExceeded, SessionClosed, UpstreamError)
+    for kind in (
+        BadRequest,
+        ContextLengthExceeded,
+        DeadlineExceeded,
+        SessionClosed,
+        UpstreamError,
+        UpstreamUnauthorized,
+    )
 }
 _TRANSPORT_FIELDS = ("stream", "stream_options")
 """How an answer is sent, which does not change what is asked."""

@@ -358,7 +358,7 @@ def test_unknown_usage_has_no_numbers() -> None:
 
 def test_a_stream_is_the_whole_sequence_of_named_events() -> None:
     given = answer("hello", reasoning="hm", calls=[call("t1", "ls", '{"p": 1}')])
-    start = {
+    start: dict[str, Any] = {
         "id": "msg_c1",
         "type": "message",
         "role": "assistant",
@@ -369,7 +369,7 @@ def test_a_stream_is_the_whole_sequence_of_named_events() -> None:
         "usage": {"input_tokens": 8, "cache_read_input_tokens": 4, "output_tokens": 0},
     }
     thinking = {"type": "thinking", "thinking": "", "signature": ""}
-    use = {"type": "tool_use", "id": "t1", "name": "ls", "input": {}}
+    use: dict[str, Any] = {"type": "tool_use", "id": "t1", "name": "ls", "input": {}}
 
     def start_of(index: int, block: Any) -> Any:
         return {"type": "content_block_start", "index": index, "content_block": block}
@@ -380,7 +380,7 @@ def test_a_stream_is_the_whole_sequence_of_named_events() -> None:
     def stop(index: int) -> Any:
         return {"type": "content_block_stop", "index": index}
 
-    wanted = [
+    wanted: list[dict[str, Any]] = [
         {"type": "message_start", "message": start},
         start_of(0, thinking),
         delta(0, type="thinking_delta", thinking="hm"),

@@ -82,5 +82,5 @@ def test_a_user_who_quotes_a_mark_is_not_taken_for_the_program() -> None:
     assert kind_of("chat", chat("You are an agent.", f"What does this do: {COMPACT}")) is None
 
 
-def test_a_request_without_messages_is_an_ordinary_one() -> None:
+def test_a_raw_prompt_is_an_ordinary_call() -> None:
     assert kind_of("completions", {"prompt": COMPACT}) is None

@@ -17,15 +17,16 @@ HEAD = {"id": "cmpl-c1", "object": "text_completion", "created": 1700000000, "mo
 
 
 @pytest.mark.parametrize("prompt", ["def f(", ["def f("]])
-def test_a_prompt_is_raw_text_and_no_message(prompt: Any) -> None:
+def test_a_prompt_is_raw_text_and_no_message_of_a_chat(prompt: Any) -> None:
     request = parsed(DIALECT, {**HELLO, "prompt": prompt})
-    assert request.messages == []
-    assert plain(request.extra) == {"prompt": "def f("}
+    assert plain(request.messages) == [{"role": "prompt", "content": "def f("}]
+    assert request.extra == {}
 
 
 @pytest.mark.parametrize("prompt", [[1, 2, 3], [[1, 2, 3]]])
 def test_a_prompt_may_be_token_ids(prompt: Any) -> None:
-    assert plain(parsed(DIALECT, {**HELLO, "prompt": prompt}).extra) == {"prompt": [1, 2, 3]}
+    messages = parsed(DIALECT, {**HELLO, "prompt": prompt}).messages
+    assert plain(messages) == [{"role": "prompt", "content": [1, 2, 3]}]
 
 
 def test_sampling_has_its_place_and_the_rest_is_kept() -> None:
@@ -50,7 +51,6 @@ def test_sampling_has_its_place_and_the_rest_is_kept() -> None:
     assert request.stop == ["\n"]
     assert request.presence_penalty == -1.0
     assert plain(request.extra) == {
-        "prompt": "def f(",
         "suffix": "end",
         "logit_bias": {"5": 1},
         "logprobs": 0,

@@ -98,7 +98,7 @@ def test_a_stream_is_the_full_sequence_of_events() -> None:
     assert [data["sequence_number"] for _, data in sent] == list(range(len(sent)))
     assert all(name == data["type"] for name, data in sent)
     seen = [{k: v for k, v in data.items() if k != "sequence_number"} for _, data in sent]
-    reasoning = {"type": "reasoning", "id": "rs_c1", "summary": []}
+    reasoning: dict[str, Any] = {"type": "reasoning", "id": "rs_c1", "summary": []}
     message = {"type": "message", "id": "msg_c1", "role": "assistant"}
     function = {"type": "function_call", "id": "fc_t1", "call_id": "t1", "name": "ls"}
     summary = {"type": "summary_text", "text": "hm"}

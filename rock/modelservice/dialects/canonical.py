@@ -16,7 +16,7 @@ Object = dict[str, Any]
 Part = dict[str, Any]
 
 
-def message(role: str, content: str | list[Part] | None, **more: object) -> Raw:
+def message(role: str, content: str | list[Part] | Raw, **more: object) -> Raw:
     return Raw(msgspec.json.encode({"role": role, "content": content, **more}))
 
 

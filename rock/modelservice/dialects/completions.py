@@ -1,8 +1,8 @@
 """Legacy completions: `POST /v1/completions`, raw text in and raw text out.
 
-A prompt here is no conversation, so the canonical request has no messages: `extra["prompt"]` is the
-text (or the list of token ids) to continue, as it was sent, and no chat template applies to it. The
-answer's `content` is the continuation.
+A prompt is no conversation and no chat template applies to it. The canonical request says so: it has
+one message of the role `prompt`, whose content is the text (or the list of token ids) to go on from,
+as it was sent. The answer's `content` is the continuation.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _canonical(fields: dict[str, Raw]) -> CanonicalRequest:
     )
     request = CanonicalRequest(
         model=model,
-        messages=[],
+        messages=[canonical.message("prompt", prompt)],
         temperature=reading.number(fields, "temperature", 0.0, 2.0),
         top_p=reading.number(fields, "top_p", 0.0, 1.0),
         max_tokens=reading.integer(fields, "max_tokens"),
@@ -88,7 +88,7 @@ def _canonical(fields: dict[str, Raw]) -> CanonicalRequest:
         frequency_penalty=reading.number(fields, "frequency_penalty", -2.0, 2.0),
     )
     kept = {name: raw for name, raw in fields.items() if bytes(raw) != b"null"}
-    request.extra = {"prompt": prompt, **kept}
+    request.extra = kept
     return request
 
 
