@@ -18,6 +18,7 @@ from rock.errors import (
     CallFailed,
     ContextLengthExceeded,
     DeadlineExceeded,
+    InvalidTransition,
     NotFound,
     RockError,
     SessionClosed,
@@ -328,9 +329,14 @@ class Book:
 
     def open_session(self, record: records.SessionOpened, now: float) -> Session:
         session_id = SessionId(record.session)
+        if session_id in self._conversations:
+            raise InvalidTransition(f"session {session_id} was opened twice")
         session = self.sessions.add(session_id, record.key_sha256, record.spec, now=now)
         self._conversations[session_id] = Conversation()
         return session
+
+    def next_call_id(self, session: Session) -> CallId:
+        return CallId(f"{session.id}.{len(self._conversations[session.id].calls)}")
 
     def add_call(
         self, session: Session, record: records.CallQueued, extension: Extension, now: float
@@ -384,6 +390,8 @@ class Book:
 
     def _replay_queued(self, record: records.CallQueued, now: float) -> None:
         session = self.sessions.get(record.call.rpartition(".")[0])
+        if record.call != self.next_call_id(session):
+            raise InvalidTransition(f"call {record.call} was asked out of its turn")
         extension = self._conversations[session.id].graph.replay(
             base=record.base,
             path=record.path,
