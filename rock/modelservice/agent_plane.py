@@ -22,6 +22,7 @@ import msgspec
 
 from rock.errors import BadRequest, Forbidden, NotFound, RockError, Unauthorized
 from rock.modelservice import dialects
+from rock.modelservice.auxiliary import classify
 from rock.modelservice.dialects import Dialect, ErrorReply, Exchange, Renderer
 from rock.modelservice.plane import EventStream, Reply, Request
 from rock.modelservice.service import Call, Incoming, ModelService, Session
@@ -113,6 +114,7 @@ class AgentPlane:
             idempotency_key=request.headers.get("Idempotency-Key"),
             retry_count=_retry_count(request.headers),
             stream=parsed.stream,
+            kind=classify(parsed.request, request.headers),
         )
         call = await self._service.submit(session, incoming)
         log.debug("call %s of session %s", call.id, session.id)
@@ -127,10 +129,11 @@ class _SessionHistory:
         self._session = session
 
     def exchange(self, call_id: str) -> Exchange | None:
-        for call in self._service.trajectory(self._session.id).calls:
-            if call.call_id == call_id and call.choices:
-                return Exchange(call.request, call.choices[0].message)
-        return None
+        try:
+            call = self._service.exported_call(self._session.id, call_id)
+        except NotFound:
+            return None
+        return Exchange(call.request, call.choices[0].message) if call.choices else None
 
 
 class _CallStream:

@@ -1,13 +1,17 @@
 """Auxiliary calls are told from steps of the task by the marks of published clients."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rock.modelservice.auxiliary import classify
 from rock.modelservice.dialects import BY_NAME
+from rock.testing import ScriptedPolicy
+from rock.testing.service import running_service
 from tests.modelservice.golden import parsed
+from tests.modelservice.live import admin_of, agent, answering, new_session
 
 COMPACT = "You are performing a CONTEXT CHECKPOINT COMPACTION. Create a handoff summary."
 
@@ -84,3 +88,16 @@ def test_a_user_who_quotes_a_mark_is_not_taken_for_the_program() -> None:
 
 def test_a_raw_prompt_is_an_ordinary_call() -> None:
     assert kind_of("completions", {"prompt": COMPACT}) is None
+
+
+async def test_the_label_is_seen_by_the_worker_and_in_the_trajectory(tmp_path: Path) -> None:
+    policy = ScriptedPolicy(lambda _: "a title")
+    async with running_service(tmp_path) as service, answering(service, policy):
+        session = await new_session(service)
+        async with agent(session.base_url) as client, admin_of(service) as admin:
+            for system in ("You are a title generator.", "You are an agent."):
+                messages: Any = chat(system)["messages"]
+                await client.chat.completions.create(model="m", messages=messages)
+            exported = await admin.trajectory(session.session_id)
+    assert [lease.kind for lease in policy.seen] == ["title", None]
+    assert [call.kind for call in exported.calls] == ["title", None]
