@@ -37,6 +37,7 @@ _USER_MARKS: tuple[tuple[str, Kind], ...] = (
     ("CRITICAL: Respond with TEXT ONLY", "compaction"),
     ("Please write a 5-10 word title for the following conversation", "title"),
 )
+MARKS = (*_SYSTEM_MARKS, *_USER_MARKS)
 PROBE_TEXT = "quota"
 
 

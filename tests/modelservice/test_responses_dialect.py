@@ -187,6 +187,12 @@ def test_every_kind_of_tool_becomes_a_function() -> None:
     assert plain(request.extra)["responses"] == {"withheld_tools": [CODEX_TOOLS[2]]}
 
 
+def test_what_a_function_has_no_place_for_is_kept() -> None:
+    tool = {"type": "function", "name": "f", "parameters": None, "defer_loading": True}
+    request = parsed(DIALECT, {**HELLO, "tools": [tool]})
+    assert plain(request.extra) == {"responses": {"tools": {"f": {"defer_loading": True}}}}
+
+
 def test_calls_go_back_as_the_kind_of_tool_they_were() -> None:
     items = output_of(
         call("t1", "exec_command", '{ "cmd":"ls"}'),

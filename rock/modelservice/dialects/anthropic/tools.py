@@ -12,16 +12,7 @@ from rock.modelservice.dialects import canonical, reading
 from rock.modelservice.dialects.canonical import Object
 from rock.modelservice.dialects.reading import refused
 
-_IGNORED = frozenset(
-    {
-        "cache_control",
-        "defer_loading",
-        "eager_input_streaming",
-        "allowed_callers",
-        "input_examples",
-        "max_characters",
-    }
-)
+_TAKEN = frozenset({"name", "type", "description", "input_schema", "strict", "cache_control"})
 
 
 class _Head(Struct):
@@ -74,7 +65,7 @@ _MEMORY = _schema(
     insert_text=_STRING,
     view_range={"type": "array", "items": _INTEGER},
 )
-_CLIENT_TOOLS: dict[str, tuple[str, Object]] = {
+CLIENT_TOOLS: dict[str, tuple[str, Object]] = {
     "bash_": ("Run a command in a shell session that stays open.", _BASH),
     "text_editor_": ("View, create and edit files.", _EDITOR),
     "memory_": ("Keep notes in files that outlive the conversation.", _MEMORY),
@@ -91,9 +82,7 @@ def tools(items: list[Raw]) -> tuple[list[Raw], dict[str, Object]]:
         head = reading.read(item, _Head, name)
         functions.append(_function(item, head, name))
         extra = {
-            key: value
-            for key, value in reading.fields(item, name).items()
-            if key in _IGNORED and key != "cache_control"
+            key: value for key, value in reading.fields(item, name).items() if key not in _TAKEN
         }
         if extra:
             besides[head.name] = extra
@@ -106,7 +95,7 @@ def _function(item: Raw, head: _Head, name: str) -> Raw:
         reading.fields(tool.input_schema, f"{name}.input_schema")
         return canonical.function(tool.name, tool.description, tool.input_schema, tool.strict)
     kind = head.type or ""
-    for prefix, (description, schema) in _CLIENT_TOOLS.items():
+    for prefix, (description, schema) in CLIENT_TOOLS.items():
         if kind.startswith(prefix):
             return canonical.function(head.name, description, schema)
     raise refused(

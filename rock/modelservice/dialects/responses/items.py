@@ -130,10 +130,10 @@ class _Reader:
             self._message(reading.read(item, _Message, name), name)
         elif kind == "reasoning":
             self._reasoning(reading.read(item, _Reasoning, name), name)
-        elif kind in _CALLS:
-            self._said.calls.append(_CALLS[kind](item, name))
-        elif kind in _OUTPUTS:
-            self._put(_OUTPUTS[kind](item, name))
+        elif kind in CALLS:
+            self._said.calls.append(CALLS[kind](item, name))
+        elif kind in OUTPUTS:
+            self._put(OUTPUTS[kind](item, name))
         else:
             raise reading.refused(f"{name}.type", f"a {kind[:60]!r} item", NOT_HERE)
 
@@ -269,14 +269,14 @@ def _patch_output(item: Raw, name: str) -> Raw:
     return canonical.message("tool", sent.output or sent.status, tool_call_id=sent.call_id, **more)
 
 
-_CALLS: dict[str, Callable[[Raw, str], canonical.Object]] = {
+CALLS: dict[str, Callable[[Raw, str], canonical.Object]] = {
     "function_call": _function_call,
     "custom_tool_call": _custom_call,
     "local_shell_call": _local_shell_call,
     "shell_call": _shell_call,
     "apply_patch_call": _patch_call,
 }
-_OUTPUTS: dict[str, Callable[[Raw, str], Raw]] = {
+OUTPUTS: dict[str, Callable[[Raw, str], Raw]] = {
     "function_call_output": _output,
     "custom_tool_call_output": _output,
     "local_shell_call_output": _local_shell_output,

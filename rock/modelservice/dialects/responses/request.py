@@ -90,6 +90,8 @@ def asked(fields: dict[str, Raw], history: History) -> Asked:
         kept["previous_response_id"] = previous
     if made.withheld:
         kept["withheld_tools"] = made.withheld
+    if made.besides:
+        kept["tools"] = made.besides
     if kept:
         request.extra["responses"] = canonical.raw(kept)
     return Asked(request, made.targets, previous, "reasoning.encrypted_content" in include)

@@ -17,6 +17,7 @@ from rock.errors import BadRequest
 from rock.modelservice.dialects import canonical, reading
 from rock.modelservice.dialects.canonical import Object
 
+_TAKEN = frozenset({"name", "type", "description", "parameters", "strict", "format"})
 WITHHELD = ("web_search", "web_search_preview", "tool_search")
 SEPARATOR = "__"
 Kind = Literal["function", "custom", "local_shell", "shell", "apply_patch"]
@@ -38,6 +39,8 @@ class Tools(Struct):
     functions: list[Raw] = msgspec.field(default_factory=list[Raw])
     targets: Targets = msgspec.field(default_factory=Targets)
     withheld: list[Raw] = msgspec.field(default_factory=list[Raw])
+    besides: dict[str, Object] = msgspec.field(default_factory=dict[str, Object])
+    """What a tool has that a function has no place for, by function name."""
 
 
 class _Function(Struct):
@@ -66,7 +69,7 @@ class _Namespace(Struct):
 
 
 _STRINGS: Object = {"type": "array", "items": {"type": "string"}}
-_LOCAL: dict[str, tuple[str, Object]] = {
+LOCAL: dict[str, tuple[str, Object]] = {
     "local_shell": (
         "Run a command on the user's machine.",
         {
@@ -130,9 +133,9 @@ def _add(made: Tools, item: Raw, name: str) -> None:
                 _add_custom(made, tool, place, space.name)
             else:
                 _add_function(made, tool, place, space.name)
-    elif kind in _LOCAL:
-        description, schema = _LOCAL[kind]
-        target = Target(kind, kind)  # pyright: ignore[reportArgumentType] - a key of _LOCAL is a Kind
+    elif kind in LOCAL:
+        description, schema = LOCAL[kind]
+        target = Target(kind, kind)  # pyright: ignore[reportArgumentType] - a key of LOCAL is a Kind
         _put(made, kind, target, canonical.function(kind, description, schema), name)
     elif kind.startswith(WITHHELD):
         made.withheld.append(item)
@@ -150,6 +153,7 @@ def _add_function(made: Tools, item: Raw, name: str, namespace: str | None) -> N
     full = full_name(tool.name, namespace)
     function = canonical.function(full, tool.description, parameters, tool.strict)
     _put(made, full, Target("function", tool.name, namespace), function, name)
+    _keep(made, full, item, name)
 
 
 def _add_custom(made: Tools, item: Raw, name: str, namespace: str | None) -> None:
@@ -163,6 +167,13 @@ def _add_custom(made: Tools, item: Raw, name: str, namespace: str | None) -> Non
     full = full_name(tool.name, namespace)
     function = canonical.function(full, tool.description, schema)
     _put(made, full, Target("custom", tool.name, namespace), function, name)
+    _keep(made, full, item, name)
+
+
+def _keep(made: Tools, full: str, item: Raw, name: str) -> None:
+    fields = reading.fields(item, name)
+    if besides := {key: value for key, value in fields.items() if key not in _TAKEN}:
+        made.besides[full] = besides
 
 
 def _put(made: Tools, full: str, target: Target, function: Raw, name: str) -> None:
@@ -210,7 +221,7 @@ def tool_choice(raw: Raw) -> Raw:
         if choice.name is None:
             raise reading.unknown("tool_choice.name", "", b"null", "the name of a tool")
         return _chosen(choice.name)
-    if choice.type in _LOCAL:
+    if choice.type in LOCAL:
         return _chosen(choice.type)
     if choice.type == "allowed_tools":
         allowed = [
