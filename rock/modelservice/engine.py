@@ -105,19 +105,20 @@ class Engine:
     # --- records ---
 
     def write(self, record: records.Record, then: Then | None = None) -> asyncio.Future[None]:
-        return self.journal.append(records.encoder.encode(record), then)
+        return self.journal.append(records.encode(record), then)
 
     def note(self, record: records.Record, then: Then | None = None) -> None:
         """Write a record that nobody waits for."""
-        self.journal.note(records.encoder.encode(record), then)
+        self.journal.note(records.encode(record), then)
 
     # --- sessions ---
 
     def open_session(self, record: records.SessionOpened) -> asyncio.Future[None]:
+        payload = records.encode(record)  # before any change: it may not be encodable
         now = self.clock()
         session = self.book.open_session(record, now)
         self._time_session(session, now)
-        return self.write(record)
+        return self.journal.append(payload)
 
     def close_session(self, session: Session, reason: CloseReason, *, cancel: bool = True) -> None:
         """Close and, with `cancel`, end the session's open calls. The first reason stands."""
@@ -137,11 +138,12 @@ class Engine:
         self, session: Session, record: records.CallQueued, extension: Extension
     ) -> tuple[Call, asyncio.Future[None]]:
         """Book a new call with one connection; it can be claimed once the future is done."""
+        payload = records.encode(record)
         now = self.clock()
         call = self.book.add_call(session, record, extension, now)
         call.attached = 1
         self._time_call(call, now)
-        return call, self.write(record, lambda: self._let_claim(call))
+        return call, self.journal.append(payload, lambda: self._let_claim(call))
 
     def attach(self, call: Call) -> None:
         """One more connection waits for the call."""
@@ -169,22 +171,23 @@ class Engine:
 
     def complete(self, call: Call, record: records.CallAnswered) -> None:
         """Store an answer; agents see it once it is on disk."""
-        payload = records.encoder.encode(record)  # before any change: it may not be encodable
+        payload = records.encode(record)  # before any change: it may not be encodable
         self._take_out(call, Event.COMPLETE)
         self.book.store_answer(call, record)
         self.journal.note(payload, lambda: self._show(call))
 
     def end(self, call: Call, event: Event, error: RockError) -> None:
         """End an open call without an answer."""
-        self._take_out(call, event)
-        call.stored = error
         if event in (Event.FAIL, Event.DEADLINE):
             record = records.CallFailedRecord(
                 call=call.id, event=event, code=error.code, message=error.message
             )
         else:
             record = records.CallMoved(call=call.id, event=event)
-        self.note(record, lambda: self._show(call))
+        payload = records.encode(record)
+        self._take_out(call, event)
+        call.stored = error
+        self.journal.note(payload, lambda: self._show(call))
 
     def give_back(self, held: Held) -> None:
         self.queue.release(held.id)

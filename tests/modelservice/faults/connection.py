@@ -6,6 +6,7 @@ No pool and no retry: what breaks is seen by whoever asked.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -80,10 +81,8 @@ class Connection:
 
     async def close(self) -> None:
         self.writer.close()
-        try:
+        with contextlib.suppress(OSError):  # it was broken already
             await self.writer.wait_closed()
-        except OSError:
-            pass  # it was broken already
 
 
 def _parse_head(head: bytes) -> tuple[int, dict[str, str]]:

@@ -39,50 +39,61 @@ def _faults_of_turn(agent: Agent, turn: Turn, stories: list[Story]) -> Iterator[
         for story in stories
         if story.session != agent.session_id
     )
-    for text in turn.answers:
-        if not text.startswith(f"{turn.nonce} "):
-            yield f"{name} was told the answer to another prompt: {text}"
-        if text not in [story.text for story in stories]:
-            yield f"{name} was told what the journal does not say: {text}"
     if turn.error is not None and not any(story.state in ENDED_WITHOUT for story in stories):
         yield f"{name} was told {turn.error!r}, but no call of it failed"
-    # More than one call for one prompt: only after an end without an answer, or, where the service
-    # cannot know that it is a retry, after an answer that was sent whole.
+    yield from (f"{name} {fault}" for fault in _faults_of_answers(turn, stories))
+    yield from (f"{name} {fault}" for fault in _faults_of_sampling(turn, stories))
+
+
+def _faults_of_answers(turn: Turn, stories: list[Story]) -> Iterator[str]:
+    for text in turn.answers:
+        if not text.startswith(f"{turn.nonce} "):
+            yield f"was told the answer to another prompt: {text}"
+        if text not in [story.text for story in stories]:
+            yield f"was told what the journal does not say: {text}"
+
+
+def _faults_of_sampling(turn: Turn, stories: list[Story]) -> Iterator[str]:
+    """More than one call for one prompt: only after an end without an answer, or, where the service
+    cannot know that it is a retry, after an answer that was sent whole."""
     for story in stories[1:]:
         if story.follows_unsent:
-            yield f"{name} became {story.call} although an earlier call of it was open or unsent"
-    if turn.manner != "plain":
-        answered = [story.call for story in stories if story.state in WITH_ANSWER]
-        if len(answered) > 1:
-            yield f"{name} was sampled more than once: {answered}"
+            yield f"became {story.call} although an earlier call of it was open or unsent"
+    answered = [story.call for story in stories if story.state in WITH_ANSWER]
+    if turn.manner != "plain" and len(answered) > 1:
+        yield f"was sampled more than once: {answered}"
 
 
 def faults_of_workers(lines: Sequence[Line], chronicle: Chronicle) -> Iterator[str]:
     """What was accepted is in the journal, token for token; what is there was sent by a worker."""
     sent = {line["lease"]: line for line in lines if line["what"] == "sending"}
-    stored = {
-        story.answered.lease: story for story in chronicle.stories.values() if story.answered
-    }
+    stored = {story.answered.lease: story for story in chronicle.stories.values() if story.answered}
     for line in lines:
         lease = line.get("lease", "")
-        story = chronicle.stories.get(lease.rpartition(".")[0])
-        if line["what"] == "claimed":
-            if story is None or story.nonce != line["nonce"]:
-                yield f"lease {lease} was claimed, but its prompt is not in the journal"
-        elif line["what"] == "crashed":
-            yield f"a worker's task crashed: {line['error']}"
-        elif line["what"] == "told" and line["error"] is None and lease not in stored:
-            yield f"lease {lease}: accepted, and lost"
-        elif line["what"] == "told" and line["error"] not in (None, "lease_lost"):
-            yield f"lease {lease}: refused with {line['error']}"
-        elif line["what"] == "failed" and line["error"] is None:
-            if story is None or Event.FAIL not in story.events:
-                yield f"lease {lease}: its failure was accepted, and lost"
+        fault = _fault_of_line(line, chronicle.stories.get(lease.rpartition(".")[0]))
+        if fault is not None:
+            yield f"{lease}: {fault}"
+        if line["what"] == "told" and line["error"] is None and lease not in stored:
+            yield f"{lease}: accepted, and lost"
     for lease, story in stored.items():
         if lease not in sent:
             yield f"{story.call} has an answer that no worker sent"
         else:
             yield from _faults_of_tokens(story, sent[lease])
+
+
+def _fault_of_line(line: Line, story: Story | None) -> str | None:
+    match line:
+        case {"what": "claimed"} if story is None or story.nonce != line["nonce"]:
+            return "was claimed, but its prompt is not in the journal"
+        case {"what": "crashed"}:
+            return f"a worker's task crashed: {line['error']}"
+        case {"what": "told"} if line["error"] not in (None, "lease_lost"):
+            return f"refused with {line['error']}"
+        case {"what": "failed", "error": None} if story is None or Event.FAIL not in story.events:
+            return "its failure was accepted, and lost"
+        case _:
+            return None
 
 
 def _faults_of_tokens(story: Story, sent: Line) -> Iterator[str]:
@@ -125,9 +136,7 @@ def faults_of_trajectories(
         if states != told:
             yield f"session {session_id} exports {states}, the journal says {told}"
         for row in trajectory.rows:
-            owned.update(
-                token for token, mine in zip(row.token_ids, row.mask, strict=True) if mine
-            )
+            owned.update(token for token, mine in zip(row.token_ids, row.mask, strict=True) if mine)
     for story in chronicle.stories.values():
         if story.answered is None or story.session not in trajectories:
             continue

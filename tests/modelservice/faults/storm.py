@@ -4,7 +4,7 @@
     assert report.faults == []
 
 Everything random comes from the seed, except when the machine's scheduling decides. The service is
-killed with SIGKILL while at least `in_flight` requests wait, also while it recovers, and started
+killed with SIGKILL while at least `in_flight` calls wait, also while it recovers, and started
 again on the same state directory and sockets. The storm is over in bounded time or fails.
 """
 
@@ -24,7 +24,7 @@ from typing import Any
 from rock import process
 from rock.config import inherited_environment
 from rock.errors import ServiceUnavailable
-from rock.modelservice.client import AdminClient
+from rock.modelservice.client import AdminClient, TrainerClient
 from rock.modelservice.journal import FILE_NAME, LOCK_NAME
 from rock.modelservice.supervise import LOG_FILE, ServiceProcess
 from rock.modelservice.wire import Trajectory
@@ -36,7 +36,7 @@ ROOT = Path(__file__).parent.parent.parent.parent
 SETTINGS = {"cancel_grace_seconds": 30.0, "restart_grace_seconds": 60.0, "max_deliveries": 8}
 START_TRIES = 5
 GATHER_SECONDS = 60.0
-"""Until so many requests are out again; and after the storm, until every agent is done twice."""
+"""Until so many calls wait again; twice that for every agent to be done after the storm."""
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Report:
     kills_in_recovery: int = 0
     worker_kills: int = 0
     in_flight: list[int] = field(default_factory=list[int])
-    """Requests out at each kill of the service."""
+    """Calls queued or leased just before each kill of the service."""
     turns: int = 0
     calls: int = 0
     ended: Counter[str] = field(default_factory=Counter[str])
@@ -57,7 +57,7 @@ class Report:
     def __str__(self) -> str:
         flights = f"{min(self.in_flight, default=0)}..{max(self.in_flight, default=0)}"
         return (
-            f"seed {self.seed}: {self.kills} kills with {flights} requests in flight, "
+            f"seed {self.seed}: {self.kills} kills with {flights} calls in flight, "
             f"{self.kills_in_recovery} more in recovery, {self.worker_kills} of workers; "
             f"{self.turns} turns, {self.calls} calls, {dict(self.ended)}; "
             f"{len(self.faults)} faults"
@@ -179,20 +179,24 @@ class Storm:
 
     # --- the service ---
 
-    def _flying(self) -> int:
-        return sum(agent.waiting for agent in self._agents)
-
-    async def _wait_for_flight(self) -> None:
-        async with asyncio.timeout(GATHER_SECONDS):
-            while self._flying() < self._in_flight:  # noqa: ASYNC110 - many agents, no one event
-                await asyncio.sleep(0.01)
+    async def _wait_for_flight(self) -> int:
+        """Until enough calls wait in the service; how many."""
+        keys = self._service.keys
+        async with (
+            TrainerClient(self._service.control_url, keys.trainer_key) as trainer,
+            asyncio.timeout(GATHER_SECONDS),
+        ):
+            while True:
+                stats = await trainer.stats()
+                if stats.queued + stats.leased >= self._in_flight:
+                    return stats.queued + stats.leased
+                await asyncio.sleep(0.02)
 
     async def _kill_service(self) -> None:
         await self._wait_for_flight()
         # A random moment, not a wait for a condition.
-        await asyncio.sleep(self._rng.random() * 1.0)
-        await self._wait_for_flight()
-        self.report.in_flight.append(self._flying())
+        await asyncio.sleep(self._rng.random())
+        self.report.in_flight.append(await self._wait_for_flight())
         os.kill(self._service.pid, signal.SIGKILL)
         assert await self._service.wait() == -signal.SIGKILL
         self.report.kills += 1
@@ -221,8 +225,7 @@ class Storm:
             return True
         if await self._alive():
             return False
-        self.report.kills += 1
-        self.report.in_flight.append(self._flying())
+        self.report.kills_in_recovery += 1
         return True
 
     async def _alive(self) -> bool:
@@ -238,8 +241,7 @@ class Storm:
     async def _look(self) -> dict[str, Trajectory]:
         async with self._admin() as admin:
             return {
-                agent.session_id: await admin.trajectory(agent.session_id)
-                for agent in self._agents
+                agent.session_id: await admin.trajectory(agent.session_id) for agent in self._agents
             }
 
     def _summarise(self, chronicle: Chronicle) -> None:

@@ -19,10 +19,8 @@ async def test_a_few_kills_lose_repeat_and_confuse_nothing(tmp_path: Path, seed:
 
 @pytest.mark.soak
 @pytest.mark.timeout(1500)
-async def test_fifty_kills_with_a_thousand_calls_in_flight(
-    tmp_path: Path, soak_seed: int
-) -> None:
-    storm = Storm(tmp_path, seed=soak_seed, agents=1200, workers=3, in_flight=1000)
+async def test_fifty_kills_with_a_thousand_calls_in_flight(tmp_path: Path, soak_seed: int) -> None:
+    storm = Storm(tmp_path, seed=soak_seed, agents=1500, workers=3, in_flight=1000)
     report = await storm.run(kills=50)
     print(report)  # noqa: T201
     assert report.faults == []

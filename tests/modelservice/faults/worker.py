@@ -21,6 +21,8 @@ from rock.modelservice.client import TrainerClient
 from rock.modelservice.wire import AssistantMessage, Choice, Completion, Failure, Lease
 
 LEASE_SECONDS = 1.5
+MAX_BUSY = 2
+"""Batches at once: slow enough that calls pile up, which is what the tests are about."""
 LATE_SECONDS = 1.0
 """How long after the end of its lease a late answer comes, at most."""
 
@@ -123,9 +125,9 @@ async def main(url: str, log_path: str, seed: str, key: str) -> None:
                 task = asyncio.ensure_future(work(trainer, log, reply.leases, rng))
                 busy.add(task)
                 task.add_done_callback(lambda done: ended(done, busy, log))
-            while len(busy) >= 16:
+            while len(busy) >= MAX_BUSY:
                 await asyncio.wait(busy, return_when=asyncio.FIRST_COMPLETED)
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:4], sys.stdin.readline().strip()))
+    asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3], sys.stdin.readline().strip()))
