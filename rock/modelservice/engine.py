@@ -21,7 +21,7 @@ from rock.errors import (
     ServiceUnavailable,
     SessionClosed,
 )
-from rock.modelservice import records
+from rock.modelservice import limits, records
 from rock.modelservice.answer import Answer
 from rock.modelservice.bell import Bell
 from rock.modelservice.calls import Book, Call
@@ -33,7 +33,7 @@ from rock.modelservice.sessions import Session
 from rock.modelservice.settings import ServiceConfig
 from rock.modelservice.states import OPEN, Event, State
 from rock.modelservice.timers import Timers
-from rock.modelservice.wire import CloseReason
+from rock.modelservice.wire import CloseReason, LimitName
 from rock.types import CallId, Clock, SessionId
 
 TRAINER_BACKEND = "queue"
@@ -57,6 +57,8 @@ class Engine:
         self._deadlines = Timers()
         self._graces = Timers()
         self._session_ends = Timers()
+        self._walls = Timers()
+        self._idles = Timers()
         self._groups: list[records.GroupPublished | records.GroupAcknowledged] = []
         self.journal = Journal.open(
             config.state_dir,
@@ -119,16 +121,29 @@ class Engine:
         self._time_session(session, now)
         return self.write(record)
 
-    def close_session(self, session: Session, reason: CloseReason, *, cancel: bool = True) -> None:
+    def close_session(
+        self,
+        session: Session,
+        reason: CloseReason,
+        *,
+        cancel: bool = True,
+        limit: LimitName | None = None,
+    ) -> None:
         """Close and, with `cancel`, end the session's open calls. The first reason stands."""
         if session.open:
-            self.book.sessions.close(session, reason)
+            self.book.sessions.close(session, reason, limit)
             self._session_ends.drop(session.id)
-            record = records.SessionEnded(session=session.id, reason=reason)
+            self._walls.drop(session.id)
+            self._idles.drop(session.id)
+            record = records.SessionEnded(session=session.id, reason=reason, limit=limit)
             self.note(record, lambda: self._tell_closed(session.id))
         if cancel and session.parked:
             for call in self.book.conversation(session.id).calls:
-                if call.state in OPEN:
+                if call.state not in OPEN:
+                    continue
+                if reason == "limit":
+                    self.end(call, Event.FAIL, limits.refusal(session))
+                else:
                     self.end(call, Event.CLOSE, SessionClosed(f"the session was closed: {reason}"))
 
     # --- calls ---
@@ -209,8 +224,21 @@ class Engine:
         for name in self._graces.due(now):
             message = "the agent left and did not come back"
             self.end(self.book.calls[CallId(name)], Event.GRACE_OVER, CallFailed(message))
+        self._end_sessions(now)
+
+    def _end_sessions(self, now: float) -> None:
         for name in self._session_ends.due(now):
             self.close_session(self.book.sessions.get(name), "expired")
+        for name in self._walls.due(now):
+            session = self.book.sessions.get(name)
+            self.close_session(session, "limit", limit="max_wall_seconds")
+        for name in self._idles.due(now):
+            session = self.book.sessions.get(name)
+            idle_from = now if session.parked else session.active_at
+            if now - idle_from >= self.config.session_idle_seconds:
+                self.close_session(session, "expired")
+            else:
+                self._idles.set(name, idle_from + self.config.session_idle_seconds)
 
     # --- inside ---
 
@@ -241,9 +269,12 @@ class Engine:
             asyncio.get_running_loop().call_soon(callback, session_id)
 
     def _time_session(self, session: Session, now: float) -> None:
-        seconds = session.spec.limits.session_deadline_seconds
-        if seconds is not None:
-            self._session_ends.set(session.id, now + seconds)
+        bounds = session.spec.limits
+        if bounds.session_deadline_seconds is not None:
+            self._session_ends.set(session.id, now + bounds.session_deadline_seconds)
+        if bounds.max_wall_seconds is not None:
+            self._walls.set(session.id, now + bounds.max_wall_seconds)
+        self._idles.set(session.id, now + self.config.session_idle_seconds)
 
     def _time_call(self, call: Call, now: float) -> None:
         seconds = call.session.spec.limits.call_deadline_seconds
