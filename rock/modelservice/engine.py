@@ -51,6 +51,8 @@ class Engine:
         self.group_bell = Bell()
         self.drained = Bell()
         self.redelivered = 0
+        self.connections = 0
+        """Connections of agents that wait for an answer."""
         self.stopping = False
         """Nothing more is handed out."""
         self.on_session_closed: list[Callable[[SessionId], None]] = []
@@ -155,19 +157,23 @@ class Engine:
         now = self.clock()
         call = self.book.add_call(session, record, extension, now)
         call.attached = 1
+        self.connections += 1
         self._time_call(call, now)
         return call, self.write(record, lambda: self._let_claim(call))
 
     def attach(self, call: Call) -> None:
         """One more connection waits for the call."""
         call.attached += 1
+        self.connections += 1
         self._graces.drop(call.id)
         if call.state in (State.UNDELIVERED, State.DELIVERED):
             self._move(call, Event.COLLECT)
 
     def detach(self, call: Call, *, sent: bool) -> None:
         """A connection of the call ended, with or without the answer written to it."""
-        call.attached = max(0, call.attached - 1)
+        if call.attached > 0:
+            call.attached -= 1
+            self.connections -= 1
         if call.outcome is not None and call.state is State.ANSWERED:
             if sent:
                 self._move(call, Event.SENT)
@@ -178,6 +184,7 @@ class Engine:
 
     def lease_record(self, held: Held) -> None:
         call = self.book.calls[held.ticket.id]
+        call.session.worker = held.worker_id
         if call.deliveries > 1:
             self.redelivered += 1
         self.note(records.CallLeased(call=call.id, lease=held.id, worker=held.worker_id))
@@ -192,6 +199,8 @@ class Engine:
     def end(self, call: Call, event: Event, error: RockError) -> None:
         """End an open call without an answer."""
         self._take_out(call, event)
+        self.connections -= call.attached
+        call.attached = 0
         call.stored = error
         if event in (Event.FAIL, Event.DEADLINE):
             record = records.CallFailedRecord(
@@ -284,8 +293,9 @@ class Engine:
 
     def _let_claim(self, call: Call) -> None:
         if call.state is State.QUEUED:  # it may have been closed on its way to the disk
+            call.affinity = call.session.worker
             self.queue.add(call)
-            self.bells[call.backend].ring()
+            self.bells[call.backend].ring(call.affinity)
 
     def _returned(self, ticket: Ticket) -> None:
         self.bells[ticket.backend].ring()

@@ -92,6 +92,11 @@ class ModelService(TrainerSide, RolloutSide):
         """Why the service can do no more; None while all is well."""
         return self._engine.journal.error
 
+    @property
+    def connections(self) -> int:
+        """Connections of agents that wait for an answer."""
+        return self._engine.connections
+
     @classmethod
     @asynccontextmanager
     async def open(
@@ -200,6 +205,7 @@ class ModelService(TrainerSide, RolloutSide):
         asked = conversation.look_up(incoming.dialect, request)
         call = conversation.find_retried(asked, incoming.idempotency_key, incoming.retry_count)
         if call is not None:
+            self._admit_connection()
             self._engine.attach(call)
             durable = self._engine.journal.barrier()
         else:
@@ -233,10 +239,15 @@ class ModelService(TrainerSide, RolloutSide):
         if most is not None and session.parked >= most:
             raise QueueFull(f"this session has {session.parked} calls waiting, its limit")
         totals = session.totals
+        self._admit_connection()
         self._queue.admit(coming=totals[State.QUEUED] - self._queue.queued)
         parked = totals[State.QUEUED] + totals[State.LEASED]
         if parked >= self.config.max_parked:
             raise QueueFull(f"{parked} calls wait for an answer already")
+
+    def _admit_connection(self) -> None:
+        if self.connections >= self.config.max_parked:
+            raise QueueFull(f"{self.connections} connections wait for an answer already")
 
     def _new_call(
         self, session: Session, conversation: Conversation, incoming: Incoming, asked: Asked
