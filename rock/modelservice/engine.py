@@ -24,9 +24,11 @@ from rock.errors import (
 from rock.modelservice import limits, records
 from rock.modelservice.answer import Answer
 from rock.modelservice.bell import Bell
-from rock.modelservice.calls import Book, Call
+from rock.modelservice.book import Book
+from rock.modelservice.calls import Call
 from rock.modelservice.graph import Extension
 from rock.modelservice.journal import Journal, Then
+from rock.modelservice.notices import Notices
 from rock.modelservice.outbox import Outbox
 from rock.modelservice.queue import CallQueue, Held, Ticket
 from rock.modelservice.sessions import Session
@@ -34,7 +36,7 @@ from rock.modelservice.settings import ServiceConfig
 from rock.modelservice.states import OPEN, Event, State
 from rock.modelservice.timers import Timers
 from rock.modelservice.wire import CloseReason, LimitName
-from rock.types import CallId, Clock, SessionId
+from rock.types import CallId, Clock, SessionId, WorkerId
 
 TRAINER_BACKEND = "queue"
 
@@ -50,6 +52,9 @@ class Engine:
         """By backend: rung when a call of it can be claimed."""
         self.group_bell = Bell()
         self.drained = Bell()
+        self.notices = Notices()
+        self.notice_bells: defaultdict[WorkerId, Bell] = defaultdict(Bell)
+        """By worker: rung when a lease of it is over without its doing."""
         self.redelivered = 0
         self.connections = 0
         """Connections of agents that wait for an answer."""
@@ -83,15 +88,16 @@ class Engine:
     async def start(self) -> None:
         """Take the journal over: leases of earlier runs are over, connections are gone."""
         self._recover_groups()
-        await self.write(records.Booted(run=self.book.runs + 1))
+        booted = records.Booted(run=self.book.runs + 1)
+        self.book.apply(booted, self.clock())
+        await self.write(booted)
         now = self.clock()
         for session in self.book.sessions:
             if session.open:
                 self._time_session(session, now)
         for call in self.book.calls.values():
-            call.cut_off = call.state in (State.QUEUED, State.LEASED, State.ANSWERED)
-            if call.state is State.LEASED:
-                call.move(Event.RELEASE)
+            if call.said is not None:
+                call.visible = len(call.said)
             if call.state is State.QUEUED:
                 self._time_call(call, now)
                 self._graces.set(call.id, now + self.config.restart_grace_seconds)
@@ -103,7 +109,12 @@ class Engine:
         """Wake everybody: long-polls find nothing, agents get `ServiceUnavailable`."""
         self.stopping = True
         self._end_all(ServiceUnavailable("the service is stopping; try again shortly"))
-        for bell in (*self.bells.values(), self.group_bell, self.drained):
+        for bell in (
+            *self.bells.values(),
+            *self.notice_bells.values(),
+            self.group_bell,
+            self.drained,
+        ):
             bell.ring_all()
 
     # --- records ---
@@ -189,6 +200,16 @@ class Engine:
             self.redelivered += 1
         self.note(records.CallLeased(call=call.id, lease=held.id, worker=held.worker_id))
 
+    def partial(self, call: Call, record: records.CallPartial) -> None:
+        """Keep a span of an answer; agents see it once it is on disk."""
+        self.book.add_span(call, record)
+        self.note(record, lambda: call.reveal(record.index + 1))
+
+    def drop_spans(self, call: Call) -> None:
+        """Start the answer afresh; only while no agent has read of it."""
+        call.forget_spans()
+        self.note(records.SpansDropped(call=call.id))
+
     def complete(self, call: Call, record: records.CallAnswered) -> None:
         """Store an answer; agents see it once it is on disk."""
         payload = records.encoder.encode(record)  # before any change: it may not be encodable
@@ -202,6 +223,7 @@ class Engine:
         self.connections -= call.attached
         call.attached = 0
         call.stored = error
+        call.forget_spans()
         if event in (Event.FAIL, Event.DEADLINE):
             record = records.CallFailedRecord(
                 call=call.id, event=event, code=error.code, message=error.message
@@ -209,6 +231,11 @@ class Engine:
         else:
             record = records.CallMoved(call=call.id, event=event)
         self.note(record, lambda: self._show(call))
+
+    def take_back(self, held: Held) -> None:
+        """Give a lease's call to other workers, and tell its own."""
+        self._tell(held)
+        self.give_back(held)
 
     def give_back(self, held: Held) -> None:
         self.queue.release(held.id)
@@ -233,6 +260,7 @@ class Engine:
         for name in self._graces.due(now):
             message = "the agent left and did not come back"
             self.end(self.book.calls[CallId(name)], Event.GRACE_OVER, CallFailed(message))
+        self.notices.forget(now)
         self._end_sessions(now)
 
     def _end_sessions(self, now: float) -> None:
@@ -301,7 +329,14 @@ class Engine:
         self.bells[ticket.backend].ring()
         self._check_drained(ticket.backend)
 
+    def _tell(self, held: Held) -> None:
+        self.notices.tell(held.worker_id, held.id, now=self.clock())
+        if held.worker_id in self.notice_bells:
+            self.notice_bells[held.worker_id].ring_all()
+
     def _take_out(self, call: Call, event: Event) -> None:
+        if call.lease is not None and event not in (Event.COMPLETE, Event.FAIL):
+            self._tell(call.lease)
         self.queue.end(call, event)
         self._deadlines.drop(call.id)
         self._graces.drop(call.id)

@@ -9,7 +9,8 @@ import msgspec
 
 from rock.errors import NotFound, RockError
 from rock.modelservice.answer import Answer, AnswerChoice
-from rock.modelservice.calls import Book, Call, Conversation
+from rock.modelservice.book import Book
+from rock.modelservice.calls import Call, Conversation
 from rock.modelservice.rows import build_rows
 from rock.modelservice.wire import CanonicalRequest, Choice, Trajectory, TrajectoryCall
 from rock.types import SessionId
@@ -78,6 +79,7 @@ def _choice(choice: AnswerChoice) -> Choice:
         finish_reason=choice.finish_reason,
         token_ids=choice.token_ids,
         logprobs=choice.logprobs,
+        version_spans=list(choice.version_spans) if choice.version_spans else None,
     )
 
 

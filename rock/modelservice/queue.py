@@ -82,7 +82,7 @@ class Ticket:
 class Held:
     """One lease: which worker has the ticket, with what weights."""
 
-    __slots__ = ("id", "policy_version", "ticket", "worker_id")
+    __slots__ = ("frozen_seconds", "id", "policy_version", "ticket", "worker_id")
 
     def __init__(
         self,
@@ -95,6 +95,8 @@ class Held:
         self.ticket = ticket
         self.worker_id = worker_id
         self.policy_version = policy_version
+        self.frozen_seconds: float | None = None
+        """What is left of the lease, while its clock stands still."""
 
 
 class _Order(Protocol):
@@ -346,8 +348,25 @@ class CallQueue:
         return held
 
     def renew(self, lease_id: LeaseId, *, now: float, lease_seconds: float) -> None:
-        self.held(lease_id)
-        self._expiries.set(lease_id, now + lease_seconds)
+        held = self.held(lease_id)
+        if held.frozen_seconds is not None:
+            held.frozen_seconds = lease_seconds
+        else:
+            self._expiries.set(lease_id, now + lease_seconds)
+
+    def freeze(self, backend: str, *, now: float) -> None:
+        """Let the clocks of a lane's leases stand still, until `thaw`."""
+        for held in self._leases.values():
+            moment = self._expiries.moment(held.id)
+            if held.ticket.backend == backend and moment is not None:
+                held.frozen_seconds = max(0.0, moment - now)
+                self._expiries.drop(held.id)
+
+    def thaw(self, backend: str, *, now: float) -> None:
+        for held in self._leases.values():
+            if held.ticket.backend == backend and held.frozen_seconds is not None:
+                self._expiries.set(held.id, now + held.frozen_seconds)
+                held.frozen_seconds = None
 
     def release(self, lease_id: LeaseId) -> Ticket:
         """Give the ticket back, to the head of its lane."""

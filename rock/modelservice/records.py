@@ -64,6 +64,27 @@ class CallLeased(_Record, tag="leased"):
     worker: str
 
 
+class CallPartial(_Record, tag="partial"):
+    """One span of an answer that is still being sampled; bytes are packed as in an answer."""
+
+    call: str
+    lease: str
+    index: int
+    content: str = ""
+    reasoning: str = ""
+    ids: bytes | None = None
+    logprobs: bytes | None = None
+    policy_version: int | None = None
+    prompt_ids: bytes | None = None
+    """The whole prompt, with the first span if the worker gave it."""
+
+
+class SpansDropped(_Record, tag="spans_dropped"):
+    """No agent had read the call's spans, and the next worker could not go on from them."""
+
+    call: str
+
+
 class CallAnswered(_Record, tag="answered"):
     call: str
     lease: str
@@ -108,15 +129,15 @@ class GroupAcknowledged(_Record, tag="group_acknowledged"):
     group_id: str
 
 
+OfCall = CallLeased | CallPartial | SpansDropped | CallAnswered | CallMoved | CallFailedRecord
+"""What happened to a call that is known."""
+
 Record = (
     Booted
     | SessionOpened
     | SessionEnded
     | CallQueued
-    | CallLeased
-    | CallAnswered
-    | CallMoved
-    | CallFailedRecord
+    | OfCall
     | PolicyChanged
     | GroupPublished
     | GroupAcknowledged

@@ -31,6 +31,7 @@ from rock.modelservice.sessions import Session, key_hash, new_id, new_key
 from rock.modelservice.settings import ServiceConfig
 from rock.modelservice.states import State
 from rock.modelservice.trainer import TrainerSide
+from rock.modelservice.underway import UnderwaySide
 from rock.types import Clock, SessionId, SessionKey
 
 __all__ = [
@@ -72,15 +73,16 @@ class Incoming:
     """What the call is for if it is no step of the task (`auxiliary.classify`)."""
 
 
-class ModelService(TrainerSide, RolloutSide):
+class ModelService(TrainerSide, UnderwaySide, RolloutSide):
     """The service. Make it with `open`; one per state directory.
 
-    Sessions, agents and export are here; what workers call is in `TrainerSide`, groups in
-    `RolloutSide`.
+    Sessions, agents and export are here; what workers call is in `TrainerSide` and
+    `UnderwaySide`, groups in `RolloutSide`.
     """
 
     def __init__(self, engine: Engine) -> None:
         TrainerSide.__init__(self, engine)
+        UnderwaySide.__init__(self, engine)
         RolloutSide.__init__(self, engine)
 
     @property

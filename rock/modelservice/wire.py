@@ -86,6 +86,13 @@ class AssistantMessage(Input):
     tool_calls: list[ToolCall] | None = None
 
 
+class VersionSpan(Input):
+    """A run of sampled tokens that the same weights sampled."""
+
+    tokens: int
+    policy_version: int | None = None
+
+
 class Choice(Input):
     """One sampled answer. `token_ids` and `logprobs` (same length) are what was really sampled."""
 
@@ -93,6 +100,8 @@ class Choice(Input):
     finish_reason: FinishReason = "stop"
     token_ids: list[int] | None = None
     logprobs: list[float] | None = None
+    version_spans: list[VersionSpan] | None = None
+    """Which weights sampled which tokens, in order, if not one version sampled all."""
 
 
 class Usage(Input):
@@ -127,6 +136,23 @@ class Parent(Wire):
     """Exact prompt + answer ids of the parent, when the worker that answered it gave them."""
 
 
+class Prefix(Wire):
+    """What earlier deliveries of a call have said: the agent may have read it. The completion must
+    begin with it, in text and in ids. A worker that cannot do that fails the call with the code
+    `cannot_continue`."""
+
+    spans: int
+    """How many partials it came in: the `index` of the next one."""
+    content: str = ""
+    reasoning_content: str = ""
+    token_ids: list[int] | None = None
+    """Null if the spans came without ids."""
+    logprobs: list[float] | None = None
+    version_spans: list[VersionSpan] | None = None
+    prompt_token_ids: list[int] | None = None
+    """The prompt that the ids were sampled after, if the first worker gave it."""
+
+
 class Lease(Wire):
     """A worker's claim on a call. Complete, renew or release it with `lease_id` before it expires."""
 
@@ -141,6 +167,8 @@ class Lease(Wire):
     labels: dict[str, str] = field(default_factory=dict[str, str])
     kind: str | None = None
     """What the call is for if it is no step of the task: `title`, `compaction`, `subagent`, …"""
+    prefix: Prefix | None = None
+    """What the answer must begin with, if an earlier delivery said something."""
 
 
 class ClaimReply(Wire):
@@ -196,7 +224,8 @@ class ReleaseRequest(Input):
 class Failure(Input):
     lease_id: str
     code: str = "call_failed"
-    """`context_length_exceeded` becomes the 400 that agents understand."""
+    """`context_length_exceeded` becomes the 400 that agents understand. `cannot_continue`: this
+    worker cannot begin with `Lease.prefix`."""
     message: str = "the worker could not answer"
 
 
@@ -365,6 +394,8 @@ class SessionLimits(Input):
     call_deadline_seconds: Seconds | None = None
     session_deadline_seconds: Seconds | None = None
     """The session is closed as `expired` after this; its agent hears `session_closed`."""
+    max_staleness: Count | None = None
+    """Null takes the service's."""
 
 
 class Pins(Input):
