@@ -8,8 +8,8 @@ it is on disk: a call can be claimed, an answer can be seen. `recover` replays t
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -28,7 +28,9 @@ from rock.modelservice.book import Book
 from rock.modelservice.calls import Call
 from rock.modelservice.graph import Extension
 from rock.modelservice.journal import Journal, Then
+from rock.modelservice.metrics import Gauges
 from rock.modelservice.notices import Notices
+from rock.modelservice.observer import Observer
 from rock.modelservice.outbox import Outbox
 from rock.modelservice.queue import CallQueue, Held, Ticket
 from rock.modelservice.sessions import Session
@@ -74,6 +76,8 @@ class Engine:
             sync=config.sync,
         )
         self.journal.on_failure = self._journal_failed
+        self.observer = Observer(self._gauges)
+        self.journal.on_commit = self.observer.committed
         boot = f"{self.book.runs + 1}-"
         self.outbox = Outbox(boot=boot)
         self.queue = CallQueue(
@@ -132,6 +136,7 @@ class Engine:
         now = self.clock()
         session = self.book.open_session(record, now)
         self._time_session(session, now)
+        self.observer.session_opened(session)
         return self.write(record)
 
     def close_session(
@@ -148,6 +153,7 @@ class Engine:
             self._session_ends.drop(session.id)
             self._walls.drop(session.id)
             self._idles.drop(session.id)
+            self.observer.session_closed(session)
             record = records.SessionEnded(session=session.id, reason=reason, limit=limit)
             self.note(record, lambda: self._tell_closed(session.id))
         if cancel and session.parked:
@@ -162,7 +168,11 @@ class Engine:
     # --- calls ---
 
     def add_call(
-        self, session: Session, record: records.CallQueued, extension: Extension
+        self,
+        session: Session,
+        record: records.CallQueued,
+        extension: Extension,
+        trace: Mapping[str, str],
     ) -> tuple[Call, asyncio.Future[None]]:
         """Book a new call with one connection; it can be claimed once the future is done."""
         now = self.clock()
@@ -170,6 +180,7 @@ class Engine:
         call.attached = 1
         self.connections += 1
         self._time_call(call, now)
+        self.observer.asked(call, trace)
         return call, self.write(record, lambda: self._let_claim(call))
 
     def attach(self, call: Call) -> None:
@@ -177,6 +188,7 @@ class Engine:
         call.attached += 1
         self.connections += 1
         self._graces.drop(call.id)
+        self.observer.attached(call)
         if call.state in (State.UNDELIVERED, State.DELIVERED):
             self._move(call, Event.COLLECT)
 
@@ -198,6 +210,7 @@ class Engine:
         call.session.worker = held.worker_id
         if call.deliveries > 1:
             self.redelivered += 1
+        self.observer.claimed(call, held)
         self.note(records.CallLeased(call=call.id, lease=held.id, worker=held.worker_id))
 
     def partial(self, call: Call, record: records.CallPartial) -> None:
@@ -213,8 +226,10 @@ class Engine:
     def complete(self, call: Call, record: records.CallAnswered) -> None:
         """Store an answer; agents see it once it is on disk."""
         payload = records.encoder.encode(record)  # before any change: it may not be encodable
+        held = call.lease
         self._take_out(call, Event.COMPLETE)
         self.book.store_answer(call, record)
+        self.observer.answered(call, record, held, self.clock())
         self.journal.note(payload, lambda: self._show(call))
 
     def end(self, call: Call, event: Event, error: RockError) -> None:
@@ -224,6 +239,7 @@ class Engine:
         call.attached = 0
         call.stored = error
         call.forget_spans()
+        self.observer.ended(call, event, error)
         if event in (Event.FAIL, Event.DEADLINE):
             record = records.CallFailedRecord(
                 call=call.id, event=event, code=error.code, message=error.message
@@ -247,6 +263,8 @@ class Engine:
         """Do what is due."""
         now = self.clock()
         again, exhausted = self.queue.expire(now)
+        for ticket in (*again, *exhausted):
+            self.observer.expired(self.book.calls[ticket.id])
         for ticket in again:
             self._returned(ticket)
         for ticket in exhausted:
@@ -300,6 +318,22 @@ class Engine:
                 self.outbox.acknowledge(record.group_id)
         self._groups.clear()
 
+    def _gauges(self) -> Gauges:
+        now, policy = self.clock(), self.book.policy
+        leases = list(self.queue.leases())
+        return Gauges(
+            queued=self.queue.depths(),
+            leased=Counter(held.ticket.backend for held in leases),
+            waiting_workers={name: len(bell) for name, bell in self.bells.items()},
+            calls={state.value: count for state, count in self.book.sessions.totals.items()},
+            oldest_lease_seconds=max((now - held.since for held in leases), default=0.0),
+            connections=self.connections,
+            open_sessions=self.book.sessions.open_count,
+            journal_bytes=self.journal.size_bytes,
+            policy_version=policy.version,
+            paused=policy.state == "paused",
+        )
+
     def _tell_closed(self, session_id: SessionId) -> None:
         for callback in self.on_session_closed:
             # Not from here: what a listener raises must not reach the journal's other waiters.
@@ -317,6 +351,7 @@ class Engine:
         seconds = call.session.spec.limits.call_deadline_seconds
         if seconds is None:
             seconds = self.config.call_deadline_seconds
+        call.since = now
         self._deadlines.set(call.id, now + seconds)
 
     def _let_claim(self, call: Call) -> None:

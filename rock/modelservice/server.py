@@ -30,6 +30,7 @@ from rock.modelservice.agent_plane import AgentPlane
 from rock.modelservice.attach import AttachPoint
 from rock.modelservice.control_plane import ControlPlane
 from rock.modelservice.keys import Keys, ensure_keys
+from rock.modelservice.logs import about
 from rock.modelservice.plane import EventStream, Reply, Request
 from rock.modelservice.service import ModelService
 from rock.modelservice.settings import ServiceConfig
@@ -88,7 +89,7 @@ class Adapter:
         try:
             return await self._handle(asked)
         except Exception:
-            log.exception("unexpected error in a handler")
+            log.exception("unexpected error in a handler", extra=about(method=request.method))
             return self._refusal(RockError("internal error; see the service's log"))
 
 

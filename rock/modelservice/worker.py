@@ -23,6 +23,7 @@ from typing import Literal, Protocol, TypeAlias, TypeVar
 
 from rock.errors import RockError, UpstreamUnauthorized
 from rock.modelservice.client import TrainerClient
+from rock.modelservice.logs import about
 from rock.modelservice.wire import ClaimReply, Completion, Failure, ItemResult, Lease
 
 log = logging.getLogger(__name__)
@@ -223,7 +224,12 @@ class Worker:
             self.refused = exc.message
         code = exc.code if isinstance(exc, RockError) else "call_failed"
         message = exc.message if isinstance(exc, RockError) else f"{type(exc).__name__}: {exc}"
-        log.warning("policy failed %d calls: %s", len(batch.leases), message)
+        # Not the message, which may quote a prompt; it is in the calls themselves.
+        log.warning(
+            "policy failed",
+            extra=about(calls=len(batch.leases), code=code, error=type(exc).__name__),
+            exc_info=exc if log.isEnabledFor(logging.DEBUG) else None,
+        )
         failures = [
             Failure(lease_id=lease_id, code=code, message=message) for lease_id in batch.leases
         ]
