@@ -59,7 +59,8 @@ class Book:
             case records.SessionOpened():
                 self.open_session(record, now)
             case records.SessionEnded():
-                self.sessions.close(self.sessions.get(record.session), record.reason)
+                session = self.sessions.get(record.session)
+                self.sessions.close(session, record.reason, record.limit)
             case records.CallQueued():
                 self._replay_queued(record, now)
             case records.PolicyChanged():
@@ -150,6 +151,7 @@ class Book:
             said = {**msgspec.structs.asdict(choice.message), "role": "assistant"}
             message = records.encoder.encode(said)
             graph.add_answer(call.leaf, AnswerRef(call.number, number), message)
+        call.session.use(record.usage)
         if call.session.first_sampled_version is None:
             call.session.first_sampled_version = _first_version(record)
         return answer

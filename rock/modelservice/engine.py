@@ -21,7 +21,7 @@ from rock.errors import (
     ServiceUnavailable,
     SessionClosed,
 )
-from rock.modelservice import records
+from rock.modelservice import limits, records
 from rock.modelservice.answer import Answer
 from rock.modelservice.bell import Bell
 from rock.modelservice.book import Book
@@ -35,7 +35,7 @@ from rock.modelservice.sessions import Session
 from rock.modelservice.settings import ServiceConfig
 from rock.modelservice.states import OPEN, Event, State
 from rock.modelservice.timers import Timers
-from rock.modelservice.wire import CloseReason
+from rock.modelservice.wire import CloseReason, LimitName
 from rock.types import CallId, Clock, SessionId, WorkerId
 
 TRAINER_BACKEND = "queue"
@@ -56,12 +56,16 @@ class Engine:
         self.notice_bells: defaultdict[WorkerId, Bell] = defaultdict(Bell)
         """By worker: rung when a lease of it is over without its doing."""
         self.redelivered = 0
+        self.connections = 0
+        """Connections of agents that wait for an answer."""
         self.stopping = False
         """Nothing more is handed out."""
         self.on_session_closed: list[Callable[[SessionId], None]] = []
         self._deadlines = Timers()
         self._graces = Timers()
         self._session_ends = Timers()
+        self._walls = Timers()
+        self._idles = Timers()
         self._groups: list[records.GroupPublished | records.GroupAcknowledged] = []
         self.journal = Journal.open(
             config.state_dir,
@@ -130,16 +134,29 @@ class Engine:
         self._time_session(session, now)
         return self.write(record)
 
-    def close_session(self, session: Session, reason: CloseReason, *, cancel: bool = True) -> None:
+    def close_session(
+        self,
+        session: Session,
+        reason: CloseReason,
+        *,
+        cancel: bool = True,
+        limit: LimitName | None = None,
+    ) -> None:
         """Close and, with `cancel`, end the session's open calls. The first reason stands."""
         if session.open:
-            self.book.sessions.close(session, reason)
+            self.book.sessions.close(session, reason, limit)
             self._session_ends.drop(session.id)
-            record = records.SessionEnded(session=session.id, reason=reason)
+            self._walls.drop(session.id)
+            self._idles.drop(session.id)
+            record = records.SessionEnded(session=session.id, reason=reason, limit=limit)
             self.note(record, lambda: self._tell_closed(session.id))
         if cancel and session.parked:
             for call in self.book.conversation(session.id).calls:
-                if call.state in OPEN:
+                if call.state not in OPEN:
+                    continue
+                if reason == "limit":
+                    self.end(call, Event.FAIL, limits.refusal(session))
+                else:
                     self.end(call, Event.CLOSE, SessionClosed(f"the session was closed: {reason}"))
 
     # --- calls ---
@@ -151,19 +168,23 @@ class Engine:
         now = self.clock()
         call = self.book.add_call(session, record, extension, now)
         call.attached = 1
+        self.connections += 1
         self._time_call(call, now)
         return call, self.write(record, lambda: self._let_claim(call))
 
     def attach(self, call: Call) -> None:
         """One more connection waits for the call."""
         call.attached += 1
+        self.connections += 1
         self._graces.drop(call.id)
         if call.state in (State.UNDELIVERED, State.DELIVERED):
             self._move(call, Event.COLLECT)
 
     def detach(self, call: Call, *, sent: bool) -> None:
         """A connection of the call ended, with or without the answer written to it."""
-        call.attached = max(0, call.attached - 1)
+        if call.attached > 0:
+            call.attached -= 1
+            self.connections -= 1
         if call.outcome is not None and call.state is State.ANSWERED:
             if sent:
                 self._move(call, Event.SENT)
@@ -174,6 +195,7 @@ class Engine:
 
     def lease_record(self, held: Held) -> None:
         call = self.book.calls[held.ticket.id]
+        call.session.worker = held.worker_id
         if call.deliveries > 1:
             self.redelivered += 1
         self.note(records.CallLeased(call=call.id, lease=held.id, worker=held.worker_id))
@@ -198,6 +220,8 @@ class Engine:
     def end(self, call: Call, event: Event, error: RockError) -> None:
         """End an open call without an answer."""
         self._take_out(call, event)
+        self.connections -= call.attached
+        call.attached = 0
         call.stored = error
         call.forget_spans()
         if event in (Event.FAIL, Event.DEADLINE):
@@ -237,8 +261,21 @@ class Engine:
             message = "the agent left and did not come back"
             self.end(self.book.calls[CallId(name)], Event.GRACE_OVER, CallFailed(message))
         self.notices.forget(now)
+        self._end_sessions(now)
+
+    def _end_sessions(self, now: float) -> None:
         for name in self._session_ends.due(now):
             self.close_session(self.book.sessions.get(name), "expired")
+        for name in self._walls.due(now):
+            session = self.book.sessions.get(name)
+            self.close_session(session, "limit", limit="max_wall_seconds")
+        for name in self._idles.due(now):
+            session = self.book.sessions.get(name)
+            idle_from = now if session.parked else session.active_at
+            if now - idle_from >= self.config.session_idle_seconds:
+                self.close_session(session, "expired")
+            else:
+                self._idles.set(name, idle_from + self.config.session_idle_seconds)
 
     # --- inside ---
 
@@ -269,9 +306,12 @@ class Engine:
             asyncio.get_running_loop().call_soon(callback, session_id)
 
     def _time_session(self, session: Session, now: float) -> None:
-        seconds = session.spec.limits.session_deadline_seconds
-        if seconds is not None:
-            self._session_ends.set(session.id, now + seconds)
+        bounds = session.spec.limits
+        if bounds.session_deadline_seconds is not None:
+            self._session_ends.set(session.id, now + bounds.session_deadline_seconds)
+        if bounds.max_wall_seconds is not None:
+            self._walls.set(session.id, now + bounds.max_wall_seconds)
+        self._idles.set(session.id, now + self.config.session_idle_seconds)
 
     def _time_call(self, call: Call, now: float) -> None:
         seconds = call.session.spec.limits.call_deadline_seconds
@@ -281,8 +321,9 @@ class Engine:
 
     def _let_claim(self, call: Call) -> None:
         if call.state is State.QUEUED:  # it may have been closed on its way to the disk
+            call.affinity = call.session.worker
             self.queue.add(call)
-            self.bells[call.backend].ring()
+            self.bells[call.backend].ring(call.affinity)
 
     def _returned(self, ticket: Ticket) -> None:
         self.bells[ticket.backend].ring()

@@ -13,7 +13,7 @@ from msgspec import Raw, Struct
 
 from rock.modelservice.answer import AnswerChoice
 from rock.modelservice.states import Event
-from rock.modelservice.wire import CloseReason, OptionalRaw, SessionSpec, Usage
+from rock.modelservice.wire import CloseReason, LimitName, OptionalRaw, SessionSpec, Usage
 
 SCHEMA = 1
 """Version of these shapes, in the journal's header. A journal with a higher one is refused."""
@@ -38,6 +38,7 @@ class SessionOpened(_Record, tag="session_opened"):
 class SessionEnded(_Record, tag="session_closed"):
     session: str
     reason: CloseReason
+    limit: LimitName | None = None
 
 
 class CallQueued(_Record, tag="queued"):

@@ -42,7 +42,7 @@ class TrainerSide:
         leases = self._claim_now(request, backend)
         end = time.monotonic() + min(request.wait_seconds, self._engine.config.max_wait_seconds)
         while not leases and (left := end - time.monotonic()) > 0:
-            if not await bell.wait(left) or self._engine.stopping:
+            if not await bell.wait(left, name=request.worker_id) or self._engine.stopping:
                 break
             leases = self._claim_now(request, backend)
         state = self._book.policy.state if backend == TRAINER_BACKEND else "running"

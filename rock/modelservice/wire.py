@@ -11,10 +11,10 @@ the sampling distribution, one per token id.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
-from msgspec import Raw, Struct, UnsetType, field
+from msgspec import Meta, Raw, Struct, UnsetType, field
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 if TYPE_CHECKING:
@@ -24,6 +24,9 @@ else:
     OptionalRaw = Raw | UnsetType
 
 CloseReason = Literal["finished", "revoked", "limit", "stale", "expired"]
+LimitName = Literal["max_calls", "max_prompt_tokens", "max_completion_tokens", "max_wall_seconds"]
+Count = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(gt=0)]
 PauseMode = Literal["hold", "drain", "requeue"]
 PolicyState = Literal["running", "paused"]
 
@@ -291,7 +294,9 @@ class TrajectoryCall(Wire):
     """As the worker got it: the session's pins applied."""
     choices: list[Choice]
     pinned: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Values of `request` that a pin put in place of the agent's."""
+    """Values of `request` that a pin or a limit put in place of the agent's."""
+    requested: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What the agent had asked for in their place."""
     parent: str | None = None
     branch: str | None = None
     """Why this call does not continue the one before it; null if it does."""
@@ -317,6 +322,11 @@ class Trajectory(Wire):
     rows: list[TokenRow]
     untrainable: dict[str, int] = field(default_factory=dict[str, int])
     """Reason -> number of calls that no row contains."""
+    close_reason: CloseReason | None = None
+    limit: LimitName | None = None
+    """Which limit closed the session, if one did."""
+    limits: SessionLimits | None = None
+    pins: Pins | None = None
 
 
 class GroupEpisode(Input):
@@ -365,13 +375,26 @@ class RolloutAckRequest(Input):
 
 
 class SessionLimits(Input):
-    """Bounds on one session; null is no bound."""
+    """Bounds on one session; null is no bound.
 
-    max_calls: int | None = None
-    max_parked: int | None = None
-    call_deadline_seconds: float | None = None
-    session_deadline_seconds: float | None = None
-    max_staleness: int | None = None
+    Those whose names are a `LimitName` end the session with reason `limit`: the agent is told that
+    its context is used up, which makes it stop by itself.
+    """
+
+    max_calls: Count | None = None
+    """Calls, repeated ones that re-attached not counted."""
+    max_prompt_tokens: Count | None = None
+    """Prompt tokens of all answers together, as their `usage` has them."""
+    max_completion_tokens: Count | None = None
+    """The same for completion tokens; what is left is also the most that one answer may have."""
+    max_wall_seconds: Seconds | None = None
+    """From the opening of the session on; calls that wait then end with the same error."""
+    max_parked: Count | None = None
+    """Calls waiting at the same time; one more is told to come back (429)."""
+    call_deadline_seconds: Seconds | None = None
+    session_deadline_seconds: Seconds | None = None
+    """The session is closed as `expired` after this; its agent hears `session_closed`."""
+    max_staleness: Count | None = None
     """Null takes the service's."""
 
 
@@ -417,6 +440,10 @@ class SessionInfo(Wire):
     failed: int
     cancelled: int
     close_reason: str | None = None
+    limit: LimitName | None = None
+    """Which limit closed the session, if one did."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
     last_call_age_seconds: float | None = None
 
 
