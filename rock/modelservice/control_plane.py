@@ -24,7 +24,7 @@ from rock.errors import (
     Unauthorized,
     UpstreamUnauthorized,
 )
-from rock.modelservice import wire
+from rock.modelservice import wire, wire_groups
 from rock.modelservice.keys import Keys, matches
 from rock.modelservice.logs import about
 from rock.modelservice.metrics import CONTENT_TYPE
@@ -66,6 +66,7 @@ class ControlPlane:
         self._detach = detach
         self._routes: dict[str, dict[str, Callable[[Request, str], Awaitable[Reply]]]] = {
             "/trainer/v1/claim": {"POST": self._claim},
+            "/trainer/v1/leases": {"POST": self._leases},
             "/trainer/v1/complete": {"POST": self._complete},
             "/trainer/v1/partial": {"POST": self._partial},
             "/trainer/v1/cancelled": {"POST": self._cancelled},
@@ -137,6 +138,9 @@ class ControlPlane:
     def _give_back(self, lease_ids: list[str]) -> None:
         self._service.release(wire.ReleaseRequest(lease_ids=lease_ids))
 
+    async def _leases(self, request: Request, name: str) -> Reply:
+        return _ok(self._service.leases(await _read(request, wire.LeasesRequest)))
+
     async def _complete(self, request: Request, name: str) -> Reply:
         return _ok(await self._service.complete(await _read(request, wire.CompleteRequest)))
 
@@ -169,14 +173,16 @@ class ControlPlane:
         return _ok(self._service.stats())
 
     async def _claim_groups(self, request: Request, name: str) -> Reply:
-        body = await _read(request, wire.RolloutClaimRequest)
+        body = await _read(request, wire_groups.RolloutClaimRequest)
         _at_least("max_groups", body.max_groups, 1)
         _at_least("lease_seconds", body.lease_seconds, 0.01)
         _at_least("wait_seconds", body.wait_seconds, 0)
         return _ok(await self._service.claim_groups(body))
 
     async def _ack_groups(self, request: Request, name: str) -> Reply:
-        return _ok(await self._service.ack_groups(await _read(request, wire.RolloutAckRequest)))
+        return _ok(
+            await self._service.ack_groups(await _read(request, wire_groups.RolloutAckRequest))
+        )
 
     async def _metrics(self, request: Request, name: str) -> Reply:
         return Reply(200, self._service.metrics(), content_type=CONTENT_TYPE)
@@ -222,7 +228,7 @@ class ControlPlane:
         return _ok(self._service.trajectory(SessionId(name)))
 
     async def _publish(self, request: Request, name: str) -> Reply:
-        return _ok(await self._service.publish_group(await _read(request, wire.Group)))
+        return _ok(await self._service.publish_group(await _read(request, wire_groups.Group)))
 
     async def _group(self, request: Request, name: str) -> Reply:
         return _ok(self._service.group_status(name))

@@ -65,8 +65,8 @@ class UnderwaySide:
         engine = self._engine
         found, cursor = engine.notices.after(worker, request.after)
         end = time.monotonic() + min(request.wait_seconds, engine.config.max_wait_seconds)
-        while not found and (left := end - time.monotonic()) > 0 and not engine.stopping:
-            if not await self._told(worker, left):
+        while not found and (left := end - time.monotonic()) > 0:
+            if not await self._told(worker, left) or engine.stopping:
                 break
             found, cursor = engine.notices.after(worker, request.after)
         return CancelledReply(lease_ids=[*found], cursor=cursor)

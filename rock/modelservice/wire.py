@@ -123,6 +123,8 @@ class ClaimRequest(Input):
     wait_seconds: float = 20.0
     """Long-poll: how long to wait for the first call before answering with none."""
     policy_version: int | None = None
+    delta: bool = False
+    """Leave out of each lease what this worker has from the call it answered before: `omitted`."""
 
 
 class Parent(Wire):
@@ -153,6 +155,20 @@ class Prefix(Wire):
     """The prompt that the ids were sampled after, if the first worker gave it."""
 
 
+class Omitted(Wire):
+    """What a delta claim left out: the worker has it, because it answered the parent itself.
+
+    A worker that lost it meanwhile asks `leases` for the whole.
+    """
+
+    messages: int = 0
+    """The first so many messages of the parent's request come before those of this one."""
+    tools: bool = False
+    """The tools are the parent's."""
+    token_ids: bool = False
+    """The parent has ids: its prompt's and its answer's, as this worker gave them."""
+
+
 class Lease(Wire):
     """A worker's claim on a call. Complete, renew or release it with `lease_id` before it expires."""
 
@@ -171,11 +187,23 @@ class Lease(Wire):
     """The call's span, for a worker that goes on with the trace; null where none is recorded."""
     prefix: Prefix | None = None
     """What the answer must begin with, if an earlier delivery said something."""
+    omitted: Omitted | None = None
+    """Null in a whole lease."""
 
 
 class ClaimReply(Wire):
     leases: list[Lease]
     policy_state: Literal["running", "paused"] = "running"
+
+
+class LeasesRequest(Input):
+    lease_ids: list[str]
+
+
+class LeasesReply(Wire):
+    """The leases asked for, whole; those that are over are missing."""
+
+    leases: list[Lease]
 
 
 class Completion(Input):
@@ -184,7 +212,9 @@ class Completion(Input):
     lease_id: str
     choices: list[Choice]
     prompt_token_ids: list[int] | None = None
-    """The whole prompt as the engine saw it."""
+    """The whole prompt as the engine saw it, or with `continues_parent` its end."""
+    continues_parent: bool = False
+    """`prompt_token_ids` are those after the parent's prompt and answer, which come before them."""
     policy_version: int | None = None
     """The weights that sampled; None takes the version given at claim."""
     usage: Usage | None = None
@@ -331,48 +361,6 @@ class Trajectory(Wire):
     pins: Pins | None = None
 
 
-class GroupEpisode(Input):
-    episode_id: str
-    index: int
-    """Place in the group, 0..size-1; stable under retry and resume."""
-    session_id: str | None
-    outcome: dict[str, Any]
-    """`rock.rollout.outcome.Outcome` as JSON."""
-    reward: float | None
-    rows: list[TokenRow]
-
-
-class Group(Input):
-    """All episodes of one task that belong together. Published once per `group_id`."""
-
-    group_id: str
-    run_id: str
-    task_id: str
-    size: int
-    episodes: list[GroupEpisode]
-
-
-class RolloutClaimRequest(Input):
-    worker_id: str
-    max_groups: int = 1
-    lease_seconds: float = 300.0
-    wait_seconds: float = 20.0
-
-
-class ClaimedGroup(Wire):
-    lease_id: str
-    delivery: int
-    group: Group
-
-
-class RolloutClaimReply(Wire):
-    groups: list[ClaimedGroup]
-
-
-class RolloutAckRequest(Input):
-    lease_ids: list[str]
-
-
 # --- admin API: /admin/v1 -------------------------------------------------------------------
 
 
@@ -447,17 +435,6 @@ class SessionInfo(Wire):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     last_call_age_seconds: float | None = None
-
-
-class PublishReply(Wire):
-    accepted: bool
-    """False when this group id was published before; the first one stands."""
-
-
-class GroupStatus(Wire):
-    group_id: str
-    state: Literal["pending", "leased", "acknowledged"]
-    delivery: int
 
 
 class Health(Wire):
