@@ -16,10 +16,18 @@ class Timers:
     def __len__(self) -> int:
         return len(self._moments)
 
+    def moment(self, name: str) -> float | None:
+        """When a name is due; None if it is not known."""
+        return self._moments.get(name)
+
     def set(self, name: str, moment: float) -> None:
         self._moments[name] = moment
         heapq.heappush(self._heap, (moment, name))
         self._shrink()
+
+    def when(self, name: str) -> float | None:
+        """The moment of a name; None for unknown ones."""
+        return self._moments.get(name)
 
     def drop(self, name: str) -> None:
         """Forget a name; unknown names are fine."""
