@@ -25,6 +25,13 @@ from yarl import URL
 
 from rock.errors import BadRequest, ModelServiceError, ServiceUnavailable, error_for
 from rock.modelservice import deltas, wire
+from rock.modelservice.wire_partial import (
+    CancelledReply,
+    CancelledRequest,
+    Partial,
+    PartialReply,
+    PartialRequest,
+)
 
 T = TypeVar("T")
 _BROKEN = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError)
@@ -195,6 +202,26 @@ class TrainerClient(ControlClient):
     async def _complete(self, completions: Sequence[wire.Completion]) -> list[wire.ItemResult]:
         body = wire.CompleteRequest(completions=list(completions))
         return (await self._call("POST", "/trainer/v1/complete", wire.BatchReply, body)).results
+
+    async def partial(
+        self, partials: Sequence[Partial], *, worker_id: str | None = None
+    ) -> PartialReply:
+        """Send spans of answers while they are being sampled; agents that stream see them at once.
+
+        Look at each item's `error`: `lease_lost` means that nobody wants the rest.
+        """
+        body = PartialRequest(partials=list(partials), worker_id=worker_id)
+        return await self._call("POST", "/trainer/v1/partial", PartialReply, body)
+
+    async def cancelled(
+        self, worker_id: str, *, after: int = 0, wait_seconds: float = 20.0
+    ) -> CancelledReply:
+        """Leases of this worker that ended without its doing; waits for the first. Ask again with
+        `after` set to the reply's `cursor`."""
+        body = CancelledRequest(worker_id=worker_id, after=after, wait_seconds=wait_seconds)
+        return await self._call(
+            "POST", "/trainer/v1/cancelled", CancelledReply, body, wait_seconds=wait_seconds
+        )
 
     async def renew(
         self, lease_ids: Sequence[str], *, lease_seconds: float = 60.0

@@ -28,6 +28,7 @@ from rock.modelservice import wire
 from rock.modelservice.keys import Keys, matches
 from rock.modelservice.plane import Reply, Request, nothing
 from rock.modelservice.service import ModelService
+from rock.modelservice.wire_partial import CancelledRequest, PartialRequest
 from rock.types import SessionId
 
 log = logging.getLogger(__name__)
@@ -65,6 +66,8 @@ class ControlPlane:
             "/trainer/v1/claim": {"POST": self._claim},
             "/trainer/v1/leases": {"POST": self._leases},
             "/trainer/v1/complete": {"POST": self._complete},
+            "/trainer/v1/partial": {"POST": self._partial},
+            "/trainer/v1/cancelled": {"POST": self._cancelled},
             "/trainer/v1/renew": {"POST": self._renew},
             "/trainer/v1/release": {"POST": self._release},
             "/trainer/v1/fail": {"POST": self._fail},
@@ -134,6 +137,14 @@ class ControlPlane:
 
     async def _complete(self, request: Request, name: str) -> Reply:
         return _ok(await self._service.complete(await _read(request, wire.CompleteRequest)))
+
+    async def _partial(self, request: Request, name: str) -> Reply:
+        return _ok(await self._service.partial(await _read(request, PartialRequest)))
+
+    async def _cancelled(self, request: Request, name: str) -> Reply:
+        body = await _read(request, CancelledRequest)
+        _at_least("wait_seconds", body.wait_seconds, 0)
+        return _ok(await self._service.cancelled(body))
 
     async def _renew(self, request: Request, name: str) -> Reply:
         body = await _read(request, wire.RenewRequest)

@@ -20,6 +20,12 @@ class ServiceConfig(Strict):
         description="Journal, keys and sockets; made with mode 0700 if missing."
     )
     agent_host: str = "127.0.0.1"
+    public_agent_url: str | None = Field(
+        None,
+        description="Base of session URLs where agents reach the service by another address than "
+        "it listens on (`0.0.0.0`, a proxy, a host name): `http://gateway.example:8000`.",
+        pattern=r"^https?://[^\s/?#]+(/[^\s?#]*)?$",
+    )
     agent_port: int = Field(0, ge=0, le=65535, description="0 picks a free port.")
     control_host: str = "127.0.0.1"
     control_port: int = Field(0, ge=0, le=65535, description="0 picks a free port.")
@@ -32,6 +38,11 @@ class ServiceConfig(Strict):
     )
     max_lease_seconds: float = Field(3600.0, gt=0, description="Longer leases are cut to this.")
     max_wait_seconds: float = Field(60.0, gt=0, description="Longer long-polls are cut to this.")
+    session_idle_seconds: float = Field(
+        86_400.0,
+        gt=0,
+        description="A session without calls for this long is closed as `expired`.",
+    )
     call_deadline_seconds: float = Field(
         3600.0,
         gt=0,
