@@ -21,7 +21,7 @@ from trainer import ANSWER
 from rock import process
 from rock.config import inherited_environment
 from rock.modelservice.client import AdminClient
-from rock.modelservice.server import bind
+from rock.modelservice.listening import bind
 from rock.modelservice.supervise import ServiceProcess
 from rock.modelservice.wire import SessionSpec
 

@@ -120,19 +120,20 @@ class Engine:
     # --- records ---
 
     def write(self, record: records.Record, then: Then | None = None) -> asyncio.Future[None]:
-        return self.journal.append(records.encoder.encode(record), then)
+        return self.journal.append(records.encode(record), then)
 
     def note(self, record: records.Record, then: Then | None = None) -> None:
         """Write a record that nobody waits for."""
-        self.journal.note(records.encoder.encode(record), then)
+        self.journal.note(records.encode(record), then)
 
     # --- sessions ---
 
     def open_session(self, record: records.SessionOpened) -> asyncio.Future[None]:
+        payload = records.encode(record)  # before any change: it may not be encodable
         now = self.clock()
         session = self.book.open_session(record, now)
         self._time_session(session, now)
-        return self.write(record)
+        return self.journal.append(payload)
 
     def close_session(
         self,
@@ -165,12 +166,13 @@ class Engine:
         self, session: Session, record: records.CallQueued, extension: Extension
     ) -> tuple[Call, asyncio.Future[None]]:
         """Book a new call with one connection; it can be claimed once the future is done."""
+        payload = records.encode(record)
         now = self.clock()
         call = self.book.add_call(session, record, extension, now)
         call.attached = 1
         self.connections += 1
         self._time_call(call, now)
-        return call, self.write(record, lambda: self._let_claim(call))
+        return call, self.journal.append(payload, lambda: self._let_claim(call))
 
     def attach(self, call: Call) -> None:
         """One more connection waits for the call."""
@@ -212,25 +214,26 @@ class Engine:
 
     def complete(self, call: Call, record: records.CallAnswered) -> None:
         """Store an answer; agents see it once it is on disk."""
-        payload = records.encoder.encode(record)  # before any change: it may not be encodable
+        payload = records.encode(record)  # before any change: it may not be encodable
         self._take_out(call, Event.COMPLETE)
         self.book.store_answer(call, record)
         self.journal.note(payload, lambda: self._show(call))
 
     def end(self, call: Call, event: Event, error: RockError) -> None:
         """End an open call without an answer."""
-        self._take_out(call, event)
-        self.connections -= call.attached
-        call.attached = 0
-        call.stored = error
-        call.forget_spans()
         if event in (Event.FAIL, Event.DEADLINE):
             record = records.CallFailedRecord(
                 call=call.id, event=event, code=error.code, message=error.message
             )
         else:
             record = records.CallMoved(call=call.id, event=event)
-        self.note(record, lambda: self._show(call))
+        payload = records.encode(record)
+        self._take_out(call, event)
+        self.connections -= call.attached
+        call.attached = 0
+        call.stored = error
+        call.forget_spans()
+        self.journal.note(payload, lambda: self._show(call))
 
     def take_back(self, held: Held) -> None:
         """Give a lease's call to other workers, and tell its own."""

@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 from msgspec import Raw, Struct
 
+from rock.errors import BadRequest
 from rock.modelservice.answer import AnswerChoice
 from rock.modelservice.states import Event
 from rock.modelservice.wire import CloseReason, LimitName, OptionalRaw, SessionSpec, Usage
@@ -145,3 +146,12 @@ Record = (
 
 decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 encoder = msgspec.json.Encoder()
+
+
+def encode(record: Record) -> bytes:
+    """A record as the journal keeps it. Raises `BadRequest` for text that is not Unicode (a lone
+    surrogate, which no JSON can hold); whoever changes something encodes first."""
+    try:
+        return encoder.encode(record)
+    except UnicodeEncodeError as exc:
+        raise BadRequest(f"text that is not valid Unicode: {exc.reason}") from exc

@@ -203,6 +203,7 @@ class ModelService(TrainerSide, UnderwaySide, RolloutSide):
         _check_open(session)
         request = incoming.request
         _check_request(request)
+        _check_text(incoming)
         conversation = self._book.conversation(session.id)
         asked = conversation.look_up(incoming.dialect, request)
         call = conversation.find_retried(asked, incoming.idempotency_key, incoming.retry_count)
@@ -299,6 +300,16 @@ def _overrides(session: Session, request: wire.CanonicalRequest) -> dict[str, ob
         if asked is None or asked > room:
             pins["max_tokens"] = room
     return pins
+
+
+def _check_text(incoming: Incoming) -> None:
+    """What becomes part of a record besides the body: the graph is changed before that is written."""
+    for name, text in (("Idempotency-Key", incoming.idempotency_key), ("kind", incoming.kind)):
+        if text is not None and not text.isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError as exc:
+                raise BadRequest(f"{name}: not valid Unicode", param=name) from exc
 
 
 def _check_request(request: wire.CanonicalRequest) -> None:

@@ -33,6 +33,14 @@ class ServiceConfig(Strict):
     max_queued: int = Field(20_000, ge=1, description="Calls waiting for a worker; over it, 429.")
     max_parked: int = Field(20_000, ge=1, description="Calls waiting for an answer; over it, 429.")
     max_body_bytes: int = Field(64 * 1024 * 1024, ge=1024)
+    body_seconds: float = Field(
+        60.0, gt=0, description="A request's body must have arrived after this; else 408."
+    )
+    peer_timeout_seconds: float = Field(
+        60.0,
+        ge=1,
+        description="A peer that acknowledges or takes no data for this long is gone.",
+    )
     max_deliveries: int = Field(
         5, ge=1, description="Hand-outs of one call that may be lost before the call fails."
     )

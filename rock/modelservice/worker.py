@@ -298,6 +298,8 @@ class Worker:
             self.refused = exc.message
         code = exc.code if isinstance(exc, RockError) else "call_failed"
         message = exc.message if isinstance(exc, RockError) else f"{type(exc).__name__}: {exc}"
+        # A message may quote a file name or an output that is no Unicode; it must get there anyway.
+        message = message.encode("utf-8", "backslashreplace").decode()
         log.warning("policy failed %d calls: %s", len(batch.leases), message)
         failures = [
             Failure(lease_id=lease_id, code=code, message=message) for lease_id in batch.leases
