@@ -26,6 +26,8 @@ from rock.errors import (
 )
 from rock.modelservice import wire, wire_groups
 from rock.modelservice.keys import Keys, matches
+from rock.modelservice.logs import about
+from rock.modelservice.metrics import CONTENT_TYPE
 from rock.modelservice.plane import Reply, Request, nothing
 from rock.modelservice.service import ModelService
 from rock.modelservice.wire_partial import CancelledRequest, PartialRequest
@@ -75,6 +77,7 @@ class ControlPlane:
             "/trainer/v1/stats": {"GET": self._stats},
             "/trainer/v1/rollouts/claim": {"POST": self._claim_groups},
             "/trainer/v1/rollouts/ack": {"POST": self._ack_groups},
+            "/metrics": {"GET": self._metrics},
             "/admin/v1/health": {"GET": self._health},
             "/admin/v1/sessions": {"POST": self._create_session},
             "/admin/v1/sessions/*": {"GET": self._session},
@@ -100,8 +103,9 @@ class ControlPlane:
             return self.refusal(exc)
 
     def refusal(self, exc: RockError) -> Reply:
-        log.info("refused: %s %s: %s", exc.status, exc.code, exc.message)
         param = exc.param if isinstance(exc, BadRequest) else None
+        # Not the message: it may quote what was sent.
+        log.info("request refused", extra=about(status=exc.status, code=exc.code, param=param))
         error = wire.ErrorBody(code=exc.code, message=exc.message, param=param)
         return Reply(exc.status, wire.encode(wire.ErrorReply(error=error)))
 
@@ -113,8 +117,10 @@ class ControlPlane:
             return
         if not matches(given, self._keys.trainer_key):
             raise Unauthorized("this key was not issued for the control plane")
-        if not request.path.startswith("/trainer/"):
-            raise Forbidden("the trainer key opens /trainer/v1 only; use the admin key here")
+        if not request.path.startswith("/trainer/") and request.path != "/metrics":
+            raise Forbidden(
+                "the trainer key opens /trainer/v1 and /metrics only; use the admin key"
+            )
 
     # --- trainer ---
 
@@ -177,6 +183,9 @@ class ControlPlane:
         return _ok(
             await self._service.ack_groups(await _read(request, wire_groups.RolloutAckRequest))
         )
+
+    async def _metrics(self, request: Request, name: str) -> Reply:
+        return Reply(200, self._service.metrics(), content_type=CONTENT_TYPE)
 
     # --- admin ---
 

@@ -8,8 +8,8 @@ it is on disk: a call can be claimed, an answer can be seen. `recover` replays t
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -28,7 +28,9 @@ from rock.modelservice.book import Book
 from rock.modelservice.calls import Call
 from rock.modelservice.graph import Extension
 from rock.modelservice.journal import Journal, Then
+from rock.modelservice.metrics import Gauges
 from rock.modelservice.notices import Notices
+from rock.modelservice.observer import Observer
 from rock.modelservice.outbox import Outbox
 from rock.modelservice.queue import CallQueue, Held, Ticket
 from rock.modelservice.sessions import Session
@@ -75,6 +77,8 @@ class Engine:
             sync=config.sync,
         )
         self.journal.on_failure = self._journal_failed
+        self.observer = Observer(self._gauges)
+        self.journal.on_commit = self.observer.committed
         boot = f"{self.book.runs + 1}-"
         self.outbox = Outbox(boot=boot)
         self.queue = CallQueue(
@@ -134,6 +138,7 @@ class Engine:
         now = self.clock()
         session = self.book.open_session(record, now)
         self._time_session(session, now)
+        self.observer.session_opened(session)
         return self.journal.append(payload)
 
     def close_session(
@@ -150,6 +155,7 @@ class Engine:
             self._session_ends.drop(session.id)
             self._walls.drop(session.id)
             self._idles.drop(session.id)
+            self.observer.session_closed(session)
             record = records.SessionEnded(
                 session=session.id, reason=reason, limit=limit, at=self.wall()
             )
@@ -166,7 +172,11 @@ class Engine:
     # --- calls ---
 
     def add_call(
-        self, session: Session, record: records.CallQueued, extension: Extension
+        self,
+        session: Session,
+        record: records.CallQueued,
+        extension: Extension,
+        trace: Mapping[str, str],
     ) -> tuple[Call, asyncio.Future[None]]:
         """Book a new call with one connection; it can be claimed once the future is done."""
         payload = records.encode(record)
@@ -175,6 +185,7 @@ class Engine:
         call.attached = 1
         self.connections += 1
         self._time_call(call)
+        self.observer.asked(call, trace)
         return call, self.journal.append(payload, lambda: self._let_claim(call))
 
     def attach(self, call: Call) -> None:
@@ -182,6 +193,7 @@ class Engine:
         call.attached += 1
         self.connections += 1
         self._graces.drop(call.id)
+        self.observer.attached(call)
         if call.state in (State.UNDELIVERED, State.DELIVERED):
             self._move(call, Event.COLLECT)
 
@@ -203,6 +215,7 @@ class Engine:
         call.session.worker = held.worker_id
         if call.deliveries > 1:
             self.redelivered += 1
+        self.observer.claimed(call, held)
         self.note(records.CallLeased(call=call.id, lease=held.id, worker=held.worker_id))
 
     def partial(self, call: Call, record: records.CallPartial) -> None:
@@ -218,8 +231,10 @@ class Engine:
     def complete(self, call: Call, record: records.CallAnswered) -> None:
         """Store an answer; agents see it once it is on disk."""
         payload = records.encode(record)  # before any change: it may not be encodable
+        held = call.lease
         self._take_out(call, Event.COMPLETE)
         self.book.store_answer(call, record)
+        self.observer.answered(call, record, held, self.clock())
         self.journal.note(payload, lambda: self._show(call))
 
     def end(self, call: Call, event: Event, error: RockError) -> None:
@@ -236,6 +251,7 @@ class Engine:
         call.attached = 0
         call.stored = error
         call.forget_spans()
+        self.observer.ended(call, event, error)
         self.journal.note(payload, lambda: self._show(call))
 
     def take_back(self, held: Held) -> None:
@@ -253,6 +269,8 @@ class Engine:
         """Do what is due."""
         now = self.clock()
         again, exhausted = self.queue.expire(now)
+        for ticket in (*again, *exhausted):
+            self.observer.expired(self.book.calls[ticket.id])
         for ticket in again:
             self._returned(ticket)
         for ticket in exhausted:
@@ -314,6 +332,22 @@ class Engine:
                 self.outbox.acknowledge(record.group_id)
         self._groups.clear()
 
+    def _gauges(self) -> Gauges:
+        now, policy = self.clock(), self.book.policy
+        leases = list(self.queue.leases())
+        return Gauges(
+            queued=self.queue.depths(),
+            leased=Counter(held.ticket.backend for held in leases),
+            waiting_workers={name: len(bell) for name, bell in self.bells.items()},
+            calls={state.value: count for state, count in self.book.sessions.totals.items()},
+            oldest_lease_seconds=max((now - held.since for held in leases), default=0.0),
+            connections=self.connections,
+            open_sessions=self.book.sessions.open_count,
+            journal_bytes=self.journal.size_bytes,
+            policy_version=policy.version,
+            paused=policy.state == "paused",
+        )
+
     def _tell_closed(self, session_id: SessionId) -> None:
         for callback in self.on_session_closed:
             # Not from here: what a listener raises must not reach the journal's other waiters.
@@ -331,6 +365,7 @@ class Engine:
         seconds = call.session.spec.limits.call_deadline_seconds
         if seconds is None:
             seconds = self.config.call_deadline_seconds
+        call.since = call.asked_at
         self._deadlines.set(call.id, call.asked_at + seconds)
 
     def _let_claim(self, call: Call) -> None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from msgspec import Raw
 
@@ -70,6 +70,8 @@ class Incoming:
     retry_count: int = 0
     """What the client says: 0 for a first try."""
     stream: bool = False
+    trace: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The W3C trace headers that came with it."""
     kind: str | None = None
     """What the call is for if it is no step of the task (`auxiliary.classify`)."""
 
@@ -138,10 +140,21 @@ class ModelService(TrainerSide, UnderwaySide, RolloutSide):
         second; tests that move the clock by hand call it."""
         self._engine.tick()
 
+    def metrics(self) -> bytes:
+        """In Prometheus' text format."""
+        return self._engine.observer.metrics.text()
+
+    def refused(self, code: str) -> None:
+        """A request was refused on the agent plane."""
+        self._engine.observer.metrics.refused.labels(code).inc()
+
     async def _keep_ticking(self) -> None:
         with contextlib.suppress(JournalError):  # told to everybody by the journal itself
+            lag, loop = self._engine.observer.metrics.lag, asyncio.get_running_loop()
             while True:
+                due = loop.time() + TICK_SECONDS
                 await asyncio.sleep(TICK_SECONDS)
+                lag.observe(max(0.0, loop.time() - due))
                 self._engine.tick()
 
     # --- sessions ---
@@ -283,7 +296,7 @@ class ModelService(TrainerSide, UnderwaySide, RolloutSide):
             kind=incoming.kind,
             at=self._engine.wall(),
         )
-        return self._engine.add_call(session, record, extension)
+        return self._engine.add_call(session, record, extension, incoming.trace)
 
     # --- export ---
 

@@ -183,6 +183,8 @@ class Lease(Wire):
     labels: dict[str, str] = field(default_factory=dict[str, str])
     kind: str | None = None
     """What the call is for if it is no step of the task: `title`, `compaction`, `subagent`, …"""
+    traceparent: str | None = None
+    """The call's span, for a worker that goes on with the trace; null where none is recorded."""
     prefix: Prefix | None = None
     """What the answer must begin with, if an earlier delivery said something."""
     omitted: Omitted | None = None
