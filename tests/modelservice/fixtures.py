@@ -64,10 +64,16 @@ def completion(
 
 @asynccontextmanager
 async def running(
-    state_dir: Path, clock: FakeClock | None = None, **config: Any
+    state_dir: Path,
+    clock: FakeClock | None = None,
+    **config: Any,
 ) -> AsyncGenerator[ModelService]:
+    """`config` are settings, and `wall` for a time of day that is moved by hand."""
+    clocks: dict[str, FakeClock] = {"clock": clock or FakeClock()}
+    if "wall" in config:
+        clocks["wall"] = config.pop("wall")
     settings = ServiceConfig(state_dir=state_dir, **config)
-    async with ModelService.open(settings, clock=clock or FakeClock()) as service:
+    async with ModelService.open(settings, **clocks) as service:
         yield service
 
 
