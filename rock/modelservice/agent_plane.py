@@ -25,8 +25,10 @@ from rock.errors import BadRequest, Forbidden, NotFound, RockError, Unauthorized
 from rock.modelservice import dialects
 from rock.modelservice.auxiliary import classify
 from rock.modelservice.dialects import Dialect, ErrorReply, Exchange, Renderer
+from rock.modelservice.logs import about
 from rock.modelservice.plane import EventStream, Reply, Request
 from rock.modelservice.service import Call, Incoming, ModelService, Session
+from rock.modelservice.tracing import HEADERS
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +65,8 @@ class AgentPlane:
             return self.refusal(exc, dialect)
 
     def refusal(self, exc: RockError, dialect: Dialect = dialects.DEFAULT) -> Reply:
-        log.info("refused: %s %s", exc.status, exc.code)
+        self._service.refused(exc.code)
+        log.info("request refused", extra=about(status=exc.status, code=exc.code))
         return _reply(dialect.error(exc))
 
     def _session(self, key: str | None, headers: Mapping[str, str]) -> Session:
@@ -116,10 +119,10 @@ class AgentPlane:
             idempotency_key=request.headers.get("Idempotency-Key"),
             retry_count=_retry_count(request.headers),
             stream=parsed.stream,
+            trace={name: request.headers[name] for name in HEADERS if name in request.headers},
             kind=classify(parsed.request, request.headers),
         )
         call = await self._service.submit(session, incoming)
-        log.debug("call %s of session %s", call.id, session.id)
         return call, parsed.renderer, parsed.stream
 
 
@@ -168,7 +171,7 @@ class _CallStream:
                     quiet_since = clock()
             answer = await self._call.answer()
         except RockError as exc:
-            log.info("stream of call %s failed: %s", self._call.id, exc.code)
+            log.info("stream ended badly", extra=about(call_id=self._call.id, code=exc.code))
             self._failed = True
             yield self._encoder.error(exc)
         else:

@@ -4,13 +4,14 @@
         for lease in (await trainer.claim("worker-1", max_leases=8)).leases: ...
 
 Promises: an error reply is raised as the class of `rock.errors` with its code; a connection that
-cannot be made or breaks is tried again for `retry_seconds` (so a restart of the service passes
-unnoticed), then ServiceUnavailable. Everything that is retried is safe to repeat, except that a
+cannot be made or breaks, and a service that says it must be restarted, is tried again for
+`retry_seconds` (so a restart passes unnoticed), then ServiceUnavailable or JournalError. Everything that is retried is safe to repeat, except that a
 session may be created twice; the unused one expires.
 """
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -23,8 +24,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 from yarl import URL
 
-from rock.errors import BadRequest, ModelServiceError, ServiceUnavailable, error_for
-from rock.modelservice import deltas, wire
+from rock.errors import (
+    BadRequest,
+    JournalError,
+    ModelServiceError,
+    ServiceUnavailable,
+    error_for,
+)
+from rock.modelservice import deltas, wire, wire_groups
 from rock.modelservice.wire_partial import (
     CancelledReply,
     CancelledRequest,
@@ -34,8 +41,11 @@ from rock.modelservice.wire_partial import (
 )
 
 T = TypeVar("T")
+MAX_PIECE_BYTES = 1 << 18
 _BROKEN = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError)
 """What a request over a dead or dying connection raises."""
+_AWAY = (ServiceUnavailable, JournalError)
+"""What a service answers that must be started again, which somebody is expected to do."""
 
 
 class ControlClient:
@@ -80,7 +90,7 @@ class ControlClient:
         data = None if body is None else msgspec.json.encode(body)
         bound = aiohttp.ClientTimeout(total=wait_seconds + 30.0, connect=10.0)
         async for attempt in tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type(_BROKEN),
+            retry=tenacity.retry_if_exception_type((*_BROKEN, *_AWAY)),
             wait=tenacity.wait_exponential(multiplier=0.05, max=1.0)
             + tenacity.wait_random(0, 0.05),
             stop=tenacity.stop_after_delay(self._retry_seconds),
@@ -93,6 +103,8 @@ class ControlClient:
 
     def _unreachable(self, state: tenacity.RetryCallState) -> Any:
         cause = state.outcome.exception() if state.outcome else None
+        if isinstance(cause, JournalError):
+            raise cause
         raise ServiceUnavailable(
             f"ModelService at {self._url} does not answer ({type(cause).__name__}: {cause})"
         ) from cause
@@ -102,8 +114,10 @@ class ControlClient:
     ) -> tuple[int, bytes]:
         if self._http is None:
             raise ServiceUnavailable("the client is closed; use it inside `async with`")
+        # As a file a large body goes out in pieces; as bytes, aiohttp warns that it holds the loop up.
+        body = io.BytesIO(data) if data is not None and len(data) > MAX_PIECE_BYTES else data
         async with self._http.request(
-            method, URL(self._url + path, encoded=True), data=data, timeout=bound
+            method, URL(self._url + path, encoded=True), data=body, timeout=bound
         ) as response:
             return response.status, await response.read()
 
@@ -260,9 +274,9 @@ class TrainerClient(ControlClient):
         max_groups: int = 1,
         lease_seconds: float = 300.0,
         wait_seconds: float = 20.0,
-    ) -> list[wire.ClaimedGroup]:
+    ) -> list[wire_groups.ClaimedGroup]:
         """Complete groups of episodes; those not acknowledged in time are handed out again."""
-        body = wire.RolloutClaimRequest(
+        body = wire_groups.RolloutClaimRequest(
             worker_id=worker_id,
             max_groups=max_groups,
             lease_seconds=lease_seconds,
@@ -270,12 +284,12 @@ class TrainerClient(ControlClient):
         )
         path = "/trainer/v1/rollouts/claim"
         reply = await self._call(
-            "POST", path, wire.RolloutClaimReply, body, wait_seconds=wait_seconds
+            "POST", path, wire_groups.RolloutClaimReply, body, wait_seconds=wait_seconds
         )
         return reply.groups
 
     async def ack_rollouts(self, lease_ids: Sequence[str]) -> list[wire.ItemResult]:
-        body = wire.RolloutAckRequest(lease_ids=list(lease_ids))
+        body = wire_groups.RolloutAckRequest(lease_ids=list(lease_ids))
         path = "/trainer/v1/rollouts/ack"
         return (await self._call("POST", path, wire.BatchReply, body)).results
 
@@ -303,13 +317,13 @@ class AdminClient(ControlClient):
         path = f"/admin/v1/sessions/{quote(session_id, safe='')}/trajectory"
         return await self._call("GET", path, wire.Trajectory, wait_seconds=60.0)
 
-    async def publish_group(self, group: wire.Group) -> wire.PublishReply:
+    async def publish_group(self, group: wire_groups.Group) -> wire_groups.PublishReply:
         """Idempotent by `group_id`."""
-        return await self._call("POST", "/admin/v1/groups", wire.PublishReply, group)
+        return await self._call("POST", "/admin/v1/groups", wire_groups.PublishReply, group)
 
-    async def group_status(self, group_id: str) -> wire.GroupStatus:
+    async def group_status(self, group_id: str) -> wire_groups.GroupStatus:
         return await self._call(
-            "GET", f"/admin/v1/groups/{quote(group_id, safe='')}", wire.GroupStatus
+            "GET", f"/admin/v1/groups/{quote(group_id, safe='')}", wire_groups.GroupStatus
         )
 
     async def health(self) -> wire.Health:

@@ -8,8 +8,8 @@ it is on disk: a call can be claimed, an answer can be seen. `recover` replays t
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -28,7 +28,9 @@ from rock.modelservice.book import Book
 from rock.modelservice.calls import Call
 from rock.modelservice.graph import Extension
 from rock.modelservice.journal import Journal, Then
+from rock.modelservice.metrics import Gauges
 from rock.modelservice.notices import Notices
+from rock.modelservice.observer import Observer
 from rock.modelservice.outbox import Outbox
 from rock.modelservice.queue import CallQueue, Held, Ticket
 from rock.modelservice.sessions import Session
@@ -44,9 +46,10 @@ TRAINER_BACKEND = "queue"
 class Engine:
     """Book, queue, outbox and journal, moved together."""
 
-    def __init__(self, config: ServiceConfig, clock: Clock) -> None:
+    def __init__(self, config: ServiceConfig, clock: Clock, wall: Clock) -> None:
         self.config = config
         self.clock = clock
+        self.wall = wall
         self.book = Book()
         self.bells: defaultdict[str, Bell] = defaultdict(Bell)
         """By backend: rung when a call of it can be claimed."""
@@ -74,6 +77,8 @@ class Engine:
             sync=config.sync,
         )
         self.journal.on_failure = self._journal_failed
+        self.observer = Observer(self._gauges)
+        self.journal.on_commit = self.observer.committed
         boot = f"{self.book.runs + 1}-"
         self.outbox = Outbox(boot=boot)
         self.queue = CallQueue(
@@ -99,7 +104,7 @@ class Engine:
             if call.said is not None:
                 call.visible = len(call.said)
             if call.state is State.QUEUED:
-                self._time_call(call, now)
+                self._time_call(call)
                 self._graces.set(call.id, now + self.config.restart_grace_seconds)
                 self.queue.add(call)
             else:
@@ -133,6 +138,7 @@ class Engine:
         now = self.clock()
         session = self.book.open_session(record, now)
         self._time_session(session, now)
+        self.observer.session_opened(session)
         return self.journal.append(payload)
 
     def close_session(
@@ -149,7 +155,10 @@ class Engine:
             self._session_ends.drop(session.id)
             self._walls.drop(session.id)
             self._idles.drop(session.id)
-            record = records.SessionEnded(session=session.id, reason=reason, limit=limit)
+            self.observer.session_closed(session)
+            record = records.SessionEnded(
+                session=session.id, reason=reason, limit=limit, at=self.wall()
+            )
             self.note(record, lambda: self._tell_closed(session.id))
         if cancel and session.parked:
             for call in self.book.conversation(session.id).calls:
@@ -163,7 +172,11 @@ class Engine:
     # --- calls ---
 
     def add_call(
-        self, session: Session, record: records.CallQueued, extension: Extension
+        self,
+        session: Session,
+        record: records.CallQueued,
+        extension: Extension,
+        trace: Mapping[str, str],
     ) -> tuple[Call, asyncio.Future[None]]:
         """Book a new call with one connection; it can be claimed once the future is done."""
         payload = records.encode(record)
@@ -171,7 +184,8 @@ class Engine:
         call = self.book.add_call(session, record, extension, now)
         call.attached = 1
         self.connections += 1
-        self._time_call(call, now)
+        self._time_call(call)
+        self.observer.asked(call, trace)
         return call, self.journal.append(payload, lambda: self._let_claim(call))
 
     def attach(self, call: Call) -> None:
@@ -179,6 +193,7 @@ class Engine:
         call.attached += 1
         self.connections += 1
         self._graces.drop(call.id)
+        self.observer.attached(call)
         if call.state in (State.UNDELIVERED, State.DELIVERED):
             self._move(call, Event.COLLECT)
 
@@ -200,6 +215,7 @@ class Engine:
         call.session.worker = held.worker_id
         if call.deliveries > 1:
             self.redelivered += 1
+        self.observer.claimed(call, held)
         self.note(records.CallLeased(call=call.id, lease=held.id, worker=held.worker_id))
 
     def partial(self, call: Call, record: records.CallPartial) -> None:
@@ -215,8 +231,10 @@ class Engine:
     def complete(self, call: Call, record: records.CallAnswered) -> None:
         """Store an answer; agents see it once it is on disk."""
         payload = records.encode(record)  # before any change: it may not be encodable
+        held = call.lease
         self._take_out(call, Event.COMPLETE)
         self.book.store_answer(call, record)
+        self.observer.answered(call, record, held, self.clock())
         self.journal.note(payload, lambda: self._show(call))
 
     def end(self, call: Call, event: Event, error: RockError) -> None:
@@ -233,6 +251,7 @@ class Engine:
         call.attached = 0
         call.stored = error
         call.forget_spans()
+        self.observer.ended(call, event, error)
         self.journal.note(payload, lambda: self._show(call))
 
     def take_back(self, held: Held) -> None:
@@ -250,6 +269,8 @@ class Engine:
         """Do what is due."""
         now = self.clock()
         again, exhausted = self.queue.expire(now)
+        for ticket in (*again, *exhausted):
+            self.observer.expired(self.book.calls[ticket.id])
         for ticket in again:
             self._returned(ticket)
         for ticket in exhausted:
@@ -288,11 +309,19 @@ class Engine:
             if isinstance(record, records.GroupPublished | records.GroupAcknowledged):
                 self._groups.append(record)
             else:
-                self.book.apply(record, self.clock())
+                self.book.apply(record, self._moment(record))
         except (msgspec.DecodeError, RecursionError, RockError, LookupError) as exc:
             raise JournalError(
                 f"the journal in {self.config.state_dir} says what cannot have happened: {exc}"
             ) from exc
+
+    def _moment(self, record: records.Record) -> float:
+        """When a record was written, on this run's clock; now, if it does not say."""
+        now = self.clock()
+        if isinstance(record, records.SessionOpened | records.CallQueued) and record.at is not None:
+            # A wall clock that was set back must not lengthen anything.
+            return now - max(0.0, self.wall() - record.at)
+        return now
 
     def _recover_groups(self) -> None:
         for record in self._groups:
@@ -303,6 +332,22 @@ class Engine:
                 self.outbox.acknowledge(record.group_id)
         self._groups.clear()
 
+    def _gauges(self) -> Gauges:
+        now, policy = self.clock(), self.book.policy
+        leases = list(self.queue.leases())
+        return Gauges(
+            queued=self.queue.depths(),
+            leased=Counter(held.ticket.backend for held in leases),
+            waiting_workers={name: len(bell) for name, bell in self.bells.items()},
+            calls={state.value: count for state, count in self.book.sessions.totals.items()},
+            oldest_lease_seconds=max((now - held.since for held in leases), default=0.0),
+            connections=self.connections,
+            open_sessions=self.book.sessions.open_count,
+            journal_bytes=self.journal.size_bytes,
+            policy_version=policy.version,
+            paused=policy.state == "paused",
+        )
+
     def _tell_closed(self, session_id: SessionId) -> None:
         for callback in self.on_session_closed:
             # Not from here: what a listener raises must not reach the journal's other waiters.
@@ -311,16 +356,17 @@ class Engine:
     def _time_session(self, session: Session, now: float) -> None:
         bounds = session.spec.limits
         if bounds.session_deadline_seconds is not None:
-            self._session_ends.set(session.id, now + bounds.session_deadline_seconds)
+            self._session_ends.set(session.id, session.opened_at + bounds.session_deadline_seconds)
         if bounds.max_wall_seconds is not None:
-            self._walls.set(session.id, now + bounds.max_wall_seconds)
+            self._walls.set(session.id, session.opened_at + bounds.max_wall_seconds)
         self._idles.set(session.id, now + self.config.session_idle_seconds)
 
-    def _time_call(self, call: Call, now: float) -> None:
+    def _time_call(self, call: Call) -> None:
         seconds = call.session.spec.limits.call_deadline_seconds
         if seconds is None:
             seconds = self.config.call_deadline_seconds
-        self._deadlines.set(call.id, now + seconds)
+        call.since = call.asked_at
+        self._deadlines.set(call.id, call.asked_at + seconds)
 
     def _let_claim(self, call: Call) -> None:
         if call.state is State.QUEUED:  # it may have been closed on its way to the disk

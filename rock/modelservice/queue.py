@@ -48,6 +48,7 @@ class Ticket:
         "priority",
         "session_arrival",
         "session_id",
+        "since",
         "state",
     )
 
@@ -69,6 +70,8 @@ class Ticket:
         """The worker that has the session's prefix, as of when the ticket came to wait."""
         self.arrival = 0
         """Set by the queue: place in the order of arrival."""
+        self.since = 0.0
+        """When it was asked."""
         self.state = State.QUEUED
         self.deliveries = 0
         self.lost = 0
@@ -80,9 +83,9 @@ class Ticket:
 
 
 class Held:
-    """One lease: which worker has the ticket, with what weights."""
+    """One lease: which worker has the ticket, since when, with what weights."""
 
-    __slots__ = ("frozen_seconds", "id", "policy_version", "ticket", "worker_id")
+    __slots__ = ("frozen_seconds", "id", "policy_version", "since", "ticket", "worker_id")
 
     def __init__(
         self,
@@ -90,8 +93,10 @@ class Held:
         ticket: Ticket,
         worker_id: WorkerId,
         policy_version: PolicyVersion | None,
+        since: float,
     ) -> None:
         self.id = id
+        self.since = since
         self.ticket = ticket
         self.worker_id = worker_id
         self.policy_version = policy_version
@@ -293,6 +298,10 @@ class CallQueue:
         lane = self._lanes.get(backend)
         return lane.waiting if lane else 0
 
+    def depths(self) -> dict[str, int]:
+        """How many wait, by backend."""
+        return {name: lane.waiting for name, lane in self._lanes.items()}
+
     def leases(self) -> Iterator[Held]:
         """The leases that are out, as of now."""
         yield from list(self._leases.values())
@@ -333,7 +342,7 @@ class CallQueue:
             ticket.move(Event.CLAIM)
             ticket.deliveries += 1
             lease_id = LeaseId(f"{ticket.id}.{self._boot}{ticket.deliveries}")
-            held = Held(lease_id, ticket, worker_id, policy_version)
+            held = Held(lease_id, ticket, worker_id, policy_version, now)
             ticket.lease = held
             self._leases[lease_id] = held
             self._expiries.set(lease_id, now + lease_seconds)

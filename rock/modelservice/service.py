@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from msgspec import Raw
 
@@ -30,6 +30,7 @@ from rock.modelservice.rollouts import RolloutSide
 from rock.modelservice.sessions import Session, key_hash, new_id, new_key
 from rock.modelservice.settings import ServiceConfig
 from rock.modelservice.states import State
+from rock.modelservice.timers import epoch_seconds
 from rock.modelservice.trainer import TrainerSide
 from rock.modelservice.underway import UnderwaySide
 from rock.types import Clock, SessionId, SessionKey
@@ -69,6 +70,8 @@ class Incoming:
     retry_count: int = 0
     """What the client says: 0 for a first try."""
     stream: bool = False
+    trace: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The W3C trace headers that came with it."""
     kind: str | None = None
     """What the call is for if it is no step of the task (`auxiliary.classify`)."""
 
@@ -102,13 +105,19 @@ class ModelService(TrainerSide, UnderwaySide, RolloutSide):
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, config: ServiceConfig, *, clock: Clock = time.monotonic
+        cls,
+        config: ServiceConfig,
+        *,
+        clock: Clock = time.monotonic,
+        wall: Clock = epoch_seconds,
     ) -> AsyncGenerator[ModelService]:
         """Recover from the journal, serve, and on the way out flush and unlock it.
 
+        `clock` counts while this process runs; `wall`, seconds since 1970, carries deadlines over a
+        restart.
         Raises `JournalError` if the journal is locked, newer than this code, corrupt or unwritable.
         """
-        engine = Engine(config, clock)
+        engine = Engine(config, clock, wall)
         ticker: asyncio.Task[None] | None = None
         try:
             await engine.start()
@@ -131,17 +140,30 @@ class ModelService(TrainerSide, UnderwaySide, RolloutSide):
         second; tests that move the clock by hand call it."""
         self._engine.tick()
 
+    def metrics(self) -> bytes:
+        """In Prometheus' text format."""
+        return self._engine.observer.metrics.text()
+
+    def refused(self, code: str) -> None:
+        """A request was refused on the agent plane."""
+        self._engine.observer.metrics.refused.labels(code).inc()
+
     async def _keep_ticking(self) -> None:
         with contextlib.suppress(JournalError):  # told to everybody by the journal itself
+            lag, loop = self._engine.observer.metrics.lag, asyncio.get_running_loop()
             while True:
+                due = loop.time() + TICK_SECONDS
                 await asyncio.sleep(TICK_SECONDS)
+                lag.observe(max(0.0, loop.time() - due))
                 self._engine.tick()
 
     # --- sessions ---
 
     async def create_session(self, spec: wire.SessionSpec) -> NewSession:
         key = new_key()
-        record = records.SessionOpened(session=new_id(), key_sha256=key_hash(key), spec=spec)
+        record = records.SessionOpened(
+            session=new_id(), key_sha256=key_hash(key), spec=spec, at=self._engine.wall()
+        )
         await self._engine.open_session(record)
         return NewSession(session_id=SessionId(record.session), key=key)
 
@@ -200,7 +222,8 @@ class ModelService(TrainerSide, UnderwaySide, RolloutSide):
         leaving. Raises `SessionClosed`, `QueueFull`, `ContextLengthExceeded` (a limit of the
         session), `BadRequest`, `JournalError`.
         """
-        _check_open(session)
+        if session.close_reason != "limit":
+            _check_open(session)
         request = incoming.request
         _check_request(request)
         _check_text(incoming)
@@ -212,6 +235,7 @@ class ModelService(TrainerSide, UnderwaySide, RolloutSide):
             self._engine.attach(call)
             durable = self._engine.journal.barrier()
         else:
+            _check_open(session)
             self._admit(session)
             call, durable = self._new_call(session, conversation, incoming, asked)
         try:
@@ -270,8 +294,9 @@ class ModelService(TrainerSide, UnderwaySide, RolloutSide):
             pinned=Raw(records.encoder.encode(pins)) if pins else None,
             idempotency_key=incoming.idempotency_key,
             kind=incoming.kind,
+            at=self._engine.wall(),
         )
-        return self._engine.add_call(session, record, extension)
+        return self._engine.add_call(session, record, extension, incoming.trace)
 
     # --- export ---
 

@@ -112,6 +112,7 @@ class TrainerSide:
             prefix=None if call.said is None else call.said.prefix(),
             labels=dict(call.session.labels),
             kind=call.kind,
+            traceparent=self._engine.observer.spans.traceparent(call.id),
         )
 
     async def complete(self, request: wire.CompleteRequest) -> wire.BatchReply:

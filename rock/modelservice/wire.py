@@ -138,20 +138,6 @@ class Parent(Wire):
     """Exact prompt + answer ids of the parent, when the worker that answered it gave them."""
 
 
-class Omitted(Wire):
-    """What a delta claim left out: the worker has it, because it answered the parent itself.
-
-    A worker that lost it meanwhile asks `leases` for the whole.
-    """
-
-    messages: int = 0
-    """The first so many messages of the parent's request come before those of this one."""
-    tools: bool = False
-    """The tools are the parent's."""
-    token_ids: bool = False
-    """The parent has ids: its prompt's and its answer's, as this worker gave them."""
-
-
 class Prefix(Wire):
     """What earlier deliveries of a call have said: the agent may have read it. The completion must
     begin with it, in text and in ids. A worker that cannot do that fails the call with the code
@@ -169,6 +155,20 @@ class Prefix(Wire):
     """The prompt that the ids were sampled after, if the first worker gave it."""
 
 
+class Omitted(Wire):
+    """What a delta claim left out: the worker has it, because it answered the parent itself.
+
+    A worker that lost it meanwhile asks `leases` for the whole.
+    """
+
+    messages: int = 0
+    """The first so many messages of the parent's request come before those of this one."""
+    tools: bool = False
+    """The tools are the parent's."""
+    token_ids: bool = False
+    """The parent has ids: its prompt's and its answer's, as this worker gave them."""
+
+
 class Lease(Wire):
     """A worker's claim on a call. Complete, renew or release it with `lease_id` before it expires."""
 
@@ -183,10 +183,12 @@ class Lease(Wire):
     labels: dict[str, str] = field(default_factory=dict[str, str])
     kind: str | None = None
     """What the call is for if it is no step of the task: `title`, `compaction`, `subagent`, …"""
-    omitted: Omitted | None = None
-    """Null in a whole lease."""
+    traceparent: str | None = None
+    """The call's span, for a worker that goes on with the trace; null where none is recorded."""
     prefix: Prefix | None = None
     """What the answer must begin with, if an earlier delivery said something."""
+    omitted: Omitted | None = None
+    """Null in a whole lease."""
 
 
 class ClaimReply(Wire):
@@ -359,48 +361,6 @@ class Trajectory(Wire):
     pins: Pins | None = None
 
 
-class GroupEpisode(Input):
-    episode_id: str
-    index: int
-    """Place in the group, 0..size-1; stable under retry and resume."""
-    session_id: str | None
-    outcome: dict[str, Any]
-    """`rock.rollout.outcome.Outcome` as JSON."""
-    reward: float | None
-    rows: list[TokenRow]
-
-
-class Group(Input):
-    """All episodes of one task that belong together. Published once per `group_id`."""
-
-    group_id: str
-    run_id: str
-    task_id: str
-    size: int
-    episodes: list[GroupEpisode]
-
-
-class RolloutClaimRequest(Input):
-    worker_id: str
-    max_groups: int = 1
-    lease_seconds: float = 300.0
-    wait_seconds: float = 20.0
-
-
-class ClaimedGroup(Wire):
-    lease_id: str
-    delivery: int
-    group: Group
-
-
-class RolloutClaimReply(Wire):
-    groups: list[ClaimedGroup]
-
-
-class RolloutAckRequest(Input):
-    lease_ids: list[str]
-
-
 # --- admin API: /admin/v1 -------------------------------------------------------------------
 
 
@@ -475,17 +435,6 @@ class SessionInfo(Wire):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     last_call_age_seconds: float | None = None
-
-
-class PublishReply(Wire):
-    accepted: bool
-    """False when this group id was published before; the first one stands."""
-
-
-class GroupStatus(Wire):
-    group_id: str
-    state: Literal["pending", "leased", "acknowledged"]
-    delivery: int
 
 
 class Health(Wire):

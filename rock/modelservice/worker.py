@@ -26,6 +26,7 @@ from typing import Literal, Protocol, TypeAlias, TypeVar
 
 from rock.errors import LeaseLost, RockError, UpstreamUnauthorized
 from rock.modelservice.client import TrainerClient
+from rock.modelservice.logs import about
 from rock.modelservice.speaking import StreamingPolicy, one_by_one
 from rock.modelservice.wire import ClaimReply, Completion, Failure, ItemResult, Lease
 from rock.modelservice.wire_partial import CancelledReply, Partial, PartialReply
@@ -300,7 +301,12 @@ class Worker:
         message = exc.message if isinstance(exc, RockError) else f"{type(exc).__name__}: {exc}"
         # A message may quote a file name or an output that is no Unicode; it must get there anyway.
         message = message.encode("utf-8", "backslashreplace").decode()
-        log.warning("policy failed %d calls: %s", len(batch.leases), message)
+        # Not the message, which may quote a prompt; it is in the calls themselves.
+        log.warning(
+            "policy failed",
+            extra=about(calls=len(batch.leases), code=code, error=type(exc).__name__),
+            exc_info=exc if log.isEnabledFor(logging.DEBUG) else None,
+        )
         failures = [
             Failure(lease_id=lease_id, code=code, message=message) for lease_id in batch.leases
         ]

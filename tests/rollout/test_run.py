@@ -8,7 +8,8 @@ import pytest
 from rock.modelservice.client import TrainerClient
 from rock.modelservice.policies.scripted import turn_of
 from rock.modelservice.supervise import ServiceProcess
-from rock.modelservice.wire import Group, Lease
+from rock.modelservice.wire import Lease
+from rock.modelservice.wire_groups import Group
 from rock.rollout.events import AttemptDone, Event, GroupDone, PhaseEntered, RunEnded, RunStarted
 from rock.rollout.outcome import OutcomeClass
 from rock.rollout.record import Record
