@@ -115,6 +115,7 @@ class Book:
     ) -> Call:
         conversation = self._conversations[session.id]
         call = Call(CallId(record.call), session, number=len(conversation.calls), record=record)
+        call.asked_at = now
         conversation.add(call, extension)
         conversation.remember(call, bytes(record.request))
         session.calls += 1

@@ -67,6 +67,7 @@ class Call(Ticket):
         "_waiters",
         "answered_by",
         "answered_lease",
+        "asked_at",
         "attached",
         "branch",
         "covers",
@@ -116,6 +117,8 @@ class Call(Ticket):
         self.parent_choice = 0
         self.covers = 0
         self.branch: str | None = None
+        self.asked_at = 0.0
+        """On the service's clock; its deadline counts from here."""
         self.attached = 0
         """Connections that wait for this call."""
         self.cut_off = False

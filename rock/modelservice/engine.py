@@ -46,9 +46,10 @@ TRAINER_BACKEND = "queue"
 class Engine:
     """Book, queue, outbox and journal, moved together."""
 
-    def __init__(self, config: ServiceConfig, clock: Clock) -> None:
+    def __init__(self, config: ServiceConfig, clock: Clock, wall: Clock) -> None:
         self.config = config
         self.clock = clock
+        self.wall = wall
         self.book = Book()
         self.bells: defaultdict[str, Bell] = defaultdict(Bell)
         """By backend: rung when a call of it can be claimed."""
@@ -103,7 +104,7 @@ class Engine:
             if call.said is not None:
                 call.visible = len(call.said)
             if call.state is State.QUEUED:
-                self._time_call(call, now)
+                self._time_call(call)
                 self._graces.set(call.id, now + self.config.restart_grace_seconds)
                 self.queue.add(call)
             else:
@@ -155,7 +156,9 @@ class Engine:
             self._walls.drop(session.id)
             self._idles.drop(session.id)
             self.observer.session_closed(session)
-            record = records.SessionEnded(session=session.id, reason=reason, limit=limit)
+            record = records.SessionEnded(
+                session=session.id, reason=reason, limit=limit, at=self.wall()
+            )
             self.note(record, lambda: self._tell_closed(session.id))
         if cancel and session.parked:
             for call in self.book.conversation(session.id).calls:
@@ -181,7 +184,7 @@ class Engine:
         call = self.book.add_call(session, record, extension, now)
         call.attached = 1
         self.connections += 1
-        self._time_call(call, now)
+        self._time_call(call)
         self.observer.asked(call, trace)
         return call, self.journal.append(payload, lambda: self._let_claim(call))
 
@@ -306,11 +309,19 @@ class Engine:
             if isinstance(record, records.GroupPublished | records.GroupAcknowledged):
                 self._groups.append(record)
             else:
-                self.book.apply(record, self.clock())
+                self.book.apply(record, self._moment(record))
         except (msgspec.DecodeError, RecursionError, RockError, LookupError) as exc:
             raise JournalError(
                 f"the journal in {self.config.state_dir} says what cannot have happened: {exc}"
             ) from exc
+
+    def _moment(self, record: records.Record) -> float:
+        """When a record was written, on this run's clock; now, if it does not say."""
+        now = self.clock()
+        if isinstance(record, records.SessionOpened | records.CallQueued) and record.at is not None:
+            # A wall clock that was set back must not lengthen anything.
+            return now - max(0.0, self.wall() - record.at)
+        return now
 
     def _recover_groups(self) -> None:
         for record in self._groups:
@@ -345,17 +356,17 @@ class Engine:
     def _time_session(self, session: Session, now: float) -> None:
         bounds = session.spec.limits
         if bounds.session_deadline_seconds is not None:
-            self._session_ends.set(session.id, now + bounds.session_deadline_seconds)
+            self._session_ends.set(session.id, session.opened_at + bounds.session_deadline_seconds)
         if bounds.max_wall_seconds is not None:
-            self._walls.set(session.id, now + bounds.max_wall_seconds)
+            self._walls.set(session.id, session.opened_at + bounds.max_wall_seconds)
         self._idles.set(session.id, now + self.config.session_idle_seconds)
 
-    def _time_call(self, call: Call, now: float) -> None:
+    def _time_call(self, call: Call) -> None:
         seconds = call.session.spec.limits.call_deadline_seconds
         if seconds is None:
             seconds = self.config.call_deadline_seconds
-        call.since = now
-        self._deadlines.set(call.id, now + seconds)
+        call.since = call.asked_at
+        self._deadlines.set(call.id, call.asked_at + seconds)
 
     def _let_claim(self, call: Call) -> None:
         if call.state is State.QUEUED:  # it may have been closed on its way to the disk

@@ -16,7 +16,7 @@ from rock.modelservice.answer import AnswerChoice
 from rock.modelservice.states import Event
 from rock.modelservice.wire import CloseReason, LimitName, OptionalRaw, SessionSpec, Usage
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of these shapes, in the journal's header. A journal with a higher one is refused."""
 
 
@@ -34,12 +34,15 @@ class SessionOpened(_Record, tag="session_opened"):
     session: str
     key_sha256: bytes
     spec: SessionSpec
+    at: float | None = None
+    """Seconds since 1970, in this and other records; unknown in those of schema 1."""
 
 
 class SessionEnded(_Record, tag="session_closed"):
     session: str
     reason: CloseReason
     limit: LimitName | None = None
+    at: float | None = None
 
 
 class CallQueued(_Record, tag="queued"):
@@ -57,6 +60,7 @@ class CallQueued(_Record, tag="queued"):
     """The values that the session's pins put in place of the agent's."""
     idempotency_key: str | None = None
     kind: str | None = None
+    at: float | None = None
 
 
 class CallLeased(_Record, tag="leased"):

@@ -30,6 +30,7 @@ from rock.modelservice.rollouts import RolloutSide
 from rock.modelservice.sessions import Session, key_hash, new_id, new_key
 from rock.modelservice.settings import ServiceConfig
 from rock.modelservice.states import State
+from rock.modelservice.timers import epoch_seconds
 from rock.modelservice.trainer import TrainerSide
 from rock.modelservice.underway import UnderwaySide
 from rock.types import Clock, SessionId, SessionKey
@@ -104,13 +105,19 @@ class ModelService(TrainerSide, UnderwaySide, RolloutSide):
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, config: ServiceConfig, *, clock: Clock = time.monotonic
+        cls,
+        config: ServiceConfig,
+        *,
+        clock: Clock = time.monotonic,
+        wall: Clock = epoch_seconds,
     ) -> AsyncGenerator[ModelService]:
         """Recover from the journal, serve, and on the way out flush and unlock it.
 
+        `clock` counts while this process runs; `wall`, seconds since 1970, carries deadlines over a
+        restart.
         Raises `JournalError` if the journal is locked, newer than this code, corrupt or unwritable.
         """
-        engine = Engine(config, clock)
+        engine = Engine(config, clock, wall)
         ticker: asyncio.Task[None] | None = None
         try:
             await engine.start()
@@ -154,7 +161,9 @@ class ModelService(TrainerSide, UnderwaySide, RolloutSide):
 
     async def create_session(self, spec: wire.SessionSpec) -> NewSession:
         key = new_key()
-        record = records.SessionOpened(session=new_id(), key_sha256=key_hash(key), spec=spec)
+        record = records.SessionOpened(
+            session=new_id(), key_sha256=key_hash(key), spec=spec, at=self._engine.wall()
+        )
         await self._engine.open_session(record)
         return NewSession(session_id=SessionId(record.session), key=key)
 
@@ -213,7 +222,8 @@ class ModelService(TrainerSide, UnderwaySide, RolloutSide):
         leaving. Raises `SessionClosed`, `QueueFull`, `ContextLengthExceeded` (a limit of the
         session), `BadRequest`, `JournalError`.
         """
-        _check_open(session)
+        if session.close_reason != "limit":
+            _check_open(session)
         request = incoming.request
         _check_request(request)
         _check_text(incoming)
@@ -225,6 +235,7 @@ class ModelService(TrainerSide, UnderwaySide, RolloutSide):
             self._engine.attach(call)
             durable = self._engine.journal.barrier()
         else:
+            _check_open(session)
             self._admit(session)
             call, durable = self._new_call(session, conversation, incoming, asked)
         try:
@@ -283,6 +294,7 @@ class ModelService(TrainerSide, UnderwaySide, RolloutSide):
             pinned=Raw(records.encoder.encode(pins)) if pins else None,
             idempotency_key=incoming.idempotency_key,
             kind=incoming.kind,
+            at=self._engine.wall(),
         )
         return self._engine.add_call(session, record, extension, incoming.trace)
 

@@ -64,10 +64,17 @@ def completion(
 
 @asynccontextmanager
 async def running(
-    state_dir: Path, clock: FakeClock | None = None, **config: Any
+    state_dir: Path,
+    clock: FakeClock | None = None,
+    *,
+    wall: FakeClock | None = None,
+    **config: Any,
 ) -> AsyncGenerator[ModelService]:
     settings = ServiceConfig(state_dir=state_dir, **config)
-    async with ModelService.open(settings, clock=clock or FakeClock()) as service:
+    clocks: dict[str, FakeClock] = {"clock": clock or FakeClock()}
+    if wall is not None:
+        clocks["wall"] = wall
+    async with ModelService.open(settings, **clocks) as service:
         yield service
 
 

@@ -1,6 +1,7 @@
 """Pins and limits of a session: what an agent may use up, what it hears then, what is on record."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -110,7 +111,10 @@ async def test_a_session_that_nobody_uses_expires_and_one_that_waits_does_not(
 ) -> None:
     clock = FakeClock()
     idle_seconds = 100.0
-    settings = {"session_idle_seconds": idle_seconds, "call_deadline_seconds": 1000.0}
+    settings: dict[str, Any] = {
+        "session_idle_seconds": idle_seconds,
+        "call_deadline_seconds": 1000.0,
+    }
     async with running(tmp_path, clock, **settings) as service:
         unused = await open_session(service)
         waiting = await open_session(service)

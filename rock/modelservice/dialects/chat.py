@@ -9,7 +9,6 @@ streamed as id and name first and arguments after, `[DONE]` at the end, errors a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -31,14 +30,11 @@ from rock.modelservice.dialects.base import (
     wrong,
 )
 from rock.modelservice.dialects.openai_errors import error_body, error_reply
+from rock.modelservice.timers import epoch_seconds
 from rock.modelservice.wire import CanonicalRequest, ToolCall, Usage
 
 MAX_CHOICES = 128
 Object = dict[str, Any]
-
-
-def epoch_seconds() -> float:
-    return datetime.now(UTC).timestamp()
 
 
 class ChatDialect:

@@ -30,8 +30,9 @@ from rock.modelservice.dialects.base import (
     wrong,
 )
 from rock.modelservice.dialects.canonical import Object
-from rock.modelservice.dialects.chat import MAX_CHOICES, epoch_seconds, usage_body
+from rock.modelservice.dialects.chat import MAX_CHOICES, usage_body
 from rock.modelservice.dialects.openai_errors import error_body, error_reply
+from rock.modelservice.timers import epoch_seconds
 from rock.modelservice.wire import CanonicalRequest
 
 PROMPT = "a string, a list of token ids, or a list with one of them"
