@@ -4,13 +4,14 @@
         for lease in (await trainer.claim("worker-1", max_leases=8)).leases: ...
 
 Promises: an error reply is raised as the class of `rock.errors` with its code; a connection that
-cannot be made or breaks is tried again for `retry_seconds` (so a restart of the service passes
-unnoticed), then ServiceUnavailable. Everything that is retried is safe to repeat, except that a
+cannot be made or breaks, and a service that says it must be restarted, is tried again for
+`retry_seconds` (so a restart passes unnoticed), then ServiceUnavailable or JournalError. Everything that is retried is safe to repeat, except that a
 session may be created twice; the unused one expires.
 """
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -23,7 +24,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 from yarl import URL
 
-from rock.errors import BadRequest, ModelServiceError, ServiceUnavailable, error_for
+from rock.errors import (
+    BadRequest,
+    JournalError,
+    ModelServiceError,
+    ServiceUnavailable,
+    error_for,
+)
 from rock.modelservice import deltas, wire, wire_groups
 from rock.modelservice.wire_interceptors import (
     Interceptor,
@@ -40,8 +47,11 @@ from rock.modelservice.wire_partial import (
 )
 
 T = TypeVar("T")
+MAX_PIECE_BYTES = 1 << 18
 _BROKEN = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError)
 """What a request over a dead or dying connection raises."""
+_AWAY = (ServiceUnavailable, JournalError)
+"""What a service answers that must be started again, which somebody is expected to do."""
 
 
 class ControlClient:
@@ -86,7 +96,7 @@ class ControlClient:
         data = None if body is None else msgspec.json.encode(body)
         bound = aiohttp.ClientTimeout(total=wait_seconds + 30.0, connect=10.0)
         async for attempt in tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type(_BROKEN),
+            retry=tenacity.retry_if_exception_type((*_BROKEN, *_AWAY)),
             wait=tenacity.wait_exponential(multiplier=0.05, max=1.0)
             + tenacity.wait_random(0, 0.05),
             stop=tenacity.stop_after_delay(self._retry_seconds),
@@ -99,6 +109,8 @@ class ControlClient:
 
     def _unreachable(self, state: tenacity.RetryCallState) -> Any:
         cause = state.outcome.exception() if state.outcome else None
+        if isinstance(cause, JournalError):
+            raise cause
         raise ServiceUnavailable(
             f"ModelService at {self._url} does not answer ({type(cause).__name__}: {cause})"
         ) from cause
@@ -108,8 +120,10 @@ class ControlClient:
     ) -> tuple[int, bytes]:
         if self._http is None:
             raise ServiceUnavailable("the client is closed; use it inside `async with`")
+        # As a file a large body goes out in pieces; as bytes, aiohttp warns that it holds the loop up.
+        body = io.BytesIO(data) if data is not None and len(data) > MAX_PIECE_BYTES else data
         async with self._http.request(
-            method, URL(self._url + path, encoded=True), data=data, timeout=bound
+            method, URL(self._url + path, encoded=True), data=body, timeout=bound
         ) as response:
             return response.status, await response.read()
 

@@ -66,14 +66,13 @@ def completion(
 async def running(
     state_dir: Path,
     clock: FakeClock | None = None,
-    *,
-    wall: FakeClock | None = None,
     **config: Any,
 ) -> AsyncGenerator[ModelService]:
-    settings = ServiceConfig(state_dir=state_dir, **config)
+    """`config` are settings, and `wall` for a time of day that is moved by hand."""
     clocks: dict[str, FakeClock] = {"clock": clock or FakeClock()}
-    if wall is not None:
-        clocks["wall"] = wall
+    if "wall" in config:
+        clocks["wall"] = config.pop("wall")
+    settings = ServiceConfig(state_dir=state_dir, **config)
     async with ModelService.open(settings, **clocks) as service:
         yield service
 

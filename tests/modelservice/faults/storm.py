@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import os
 import random
+import resource
 import signal
 import sys
 from collections import Counter
@@ -23,7 +24,7 @@ from typing import Any
 
 from rock import process
 from rock.config import inherited_environment
-from rock.errors import ServiceUnavailable
+from rock.errors import JournalError, ServiceUnavailable
 from rock.modelservice.client import AdminClient, TrainerClient
 from rock.modelservice.journal import FILE_NAME, LOCK_NAME
 from rock.modelservice.supervise import LOG_FILE, ServiceProcess
@@ -46,6 +47,7 @@ class Report:
     seed: int
     kills: int = 0
     kills_in_recovery: int = 0
+    full_disks: int = 0
     worker_kills: int = 0
     in_flight: list[int] = field(default_factory=list[int])
     """Calls queued or leased just before each kill of the service."""
@@ -58,14 +60,14 @@ class Report:
         flights = f"{min(self.in_flight, default=0)}..{max(self.in_flight, default=0)}"
         return (
             f"seed {self.seed}: {self.kills} kills with {flights} calls in flight, "
-            f"{self.kills_in_recovery} more in recovery, {self.worker_kills} of workers; "
+            f"{self.kills_in_recovery} more in recovery, {self.full_disks} full disks, {self.worker_kills} of workers; "
             f"{self.turns} turns, {self.calls} calls, {dict(self.ended)}; "
             f"{len(self.faults)} faults"
         )
 
 
 class Storm:
-    """One run. `settings` are fields of ServiceConfig, on top of this file's."""
+    """One run. `full_disks` is how often, of one, the disk fills up instead of a kill; `settings` are fields of ServiceConfig, on top of this file's."""
 
     def __init__(
         self,
@@ -75,6 +77,7 @@ class Storm:
         agents: int,
         workers: int,
         in_flight: int = 1,
+        full_disks: float = 0.0,
         settings: dict[str, Any] | None = None,
     ) -> None:
         self._folder = folder
@@ -82,6 +85,7 @@ class Storm:
         self._agent_count = agents
         self._worker_count = workers
         self._in_flight = in_flight
+        self._full_disks = full_disks
         self._service = ServiceProcess(
             folder / "state", settings={**SETTINGS, **(settings or {})}, exit_with_parent=True
         )
@@ -97,7 +101,7 @@ class Storm:
         chronicle = Chronicle(self._folder / "state" / FILE_NAME)
         self._summarise(chronicle)
         lines = worker_lines(self._logs)
-        self.report.faults = [
+        self.report.faults += [
             *reconcile.faults_of_agents(self._agents, chronicle),
             *reconcile.faults_of_workers(lines, chronicle),
             *reconcile.faults_of_calls(chronicle),
@@ -115,7 +119,14 @@ class Storm:
                 self._workers.append(await self._start_worker())
             running = [asyncio.ensure_future(agent.run(stop)) for agent in self._agents]
             for _ in range(kills):
-                await self._kill_service()
+                await self._wait_for_flight()
+                # A random moment, not a wait for a condition.
+                await asyncio.sleep(self._rng.random())
+                self.report.in_flight.append(await self._wait_for_flight())
+                if self._rng.random() < self._full_disks:
+                    await self._fill_disk()
+                else:
+                    await self._kill_service()
                 if self._rng.random() < 0.5:
                     await self._replace_worker()
             await self._wait_for_flight()
@@ -128,8 +139,7 @@ class Storm:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
             for worker in self._workers:
-                worker.kill()
-                await worker.wait()
+                await self._end(worker)
 
     async def _make_agents(self) -> None:
         async with self._admin() as admin:
@@ -170,10 +180,17 @@ class Storm:
         worker.stdin.close()
         return worker
 
+    async def _end(self, worker: process.Process) -> None:
+        if worker.returncode is None:
+            worker.kill()
+        elif worker.returncode > 0:
+            errors = (self._folder / "workers.err").read_text(errors="replace")
+            self.report.faults.append(f"a worker ended by itself: {errors[-2000:]}")
+        await worker.wait()
+
     async def _replace_worker(self) -> None:
         number = self._rng.randrange(len(self._workers))
-        self._workers[number].kill()
-        await self._workers[number].wait()
+        await self._end(self._workers[number])
         self._workers[number] = await self._start_worker()
         self.report.worker_kills += 1
 
@@ -192,11 +209,26 @@ class Storm:
                     return stats.queued + stats.leased
                 await asyncio.sleep(0.02)
 
+    async def _fill_disk(self) -> None:
+        """Let the journal grow by a few more bytes and no further, as on a disk that fills up."""
+        journal = self._folder / "state" / FILE_NAME
+        room = journal.stat().st_size + self._rng.randrange(20_000)
+        resource.prlimit(self._service.pid, resource.RLIMIT_FSIZE, (room, room))
+        keys = self._service.keys
+        async with (
+            AdminClient(self._service.control_url, keys.admin_key, retry_seconds=0.0) as admin,
+            asyncio.timeout(GATHER_SECONDS),
+        ):
+            while True:
+                try:
+                    await admin.health()
+                except JournalError:
+                    break
+                await asyncio.sleep(0.01)
+        self.report.full_disks += 1
+        await self._service.restart()
+
     async def _kill_service(self) -> None:
-        await self._wait_for_flight()
-        # A random moment, not a wait for a condition.
-        await asyncio.sleep(self._rng.random())
-        self.report.in_flight.append(await self._wait_for_flight())
         os.kill(self._service.pid, signal.SIGKILL)
         assert await self._service.wait() == -signal.SIGKILL
         self.report.kills += 1

@@ -17,12 +17,21 @@ async def test_a_few_kills_lose_repeat_and_confuse_nothing(tmp_path: Path, seed:
     assert report.ended["delivered"] > 0
 
 
-@pytest.mark.soak
-@pytest.mark.timeout(1500)
-async def test_fifty_kills_with_a_thousand_calls_in_flight(tmp_path: Path, soak_seed: int) -> None:
-    storm = Storm(tmp_path, seed=soak_seed, agents=1500, workers=3, in_flight=1000)
-    report = await storm.run(kills=50)
+async def test_a_disk_that_fills_up_acknowledges_nothing_it_cannot_keep(tmp_path: Path) -> None:
+    storm = Storm(tmp_path, seed=2, agents=60, workers=2, in_flight=30, full_disks=1.0)
+    report = await storm.run(kills=2)
     print(report)  # noqa: T201
     assert report.faults == []
+    assert report.full_disks == 2
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1500)
+async def test_sixty_faults_with_a_thousand_calls_in_flight(tmp_path: Path, soak_seed: int) -> None:
+    storm = Storm(tmp_path, seed=soak_seed, agents=1500, workers=3, in_flight=1000, full_disks=0.05)
+    report = await storm.run(kills=60)
+    print(report)  # noqa: T201
+    assert report.faults == []
+    assert report.kills + report.full_disks == 60
     assert report.kills >= 50
     assert min(report.in_flight) >= 1000
