@@ -16,7 +16,7 @@ from rock.errors import BadRequest
 from rock.modelservice import records, tokens
 from rock.modelservice.answer import AnswerChoice
 from rock.modelservice.calls import Call
-from rock.modelservice.rows import new_after
+from rock.modelservice.rows import CallTokens, new_after
 from rock.modelservice.spans import Said, runs
 from rock.modelservice.wire import AssistantMessage, Choice, Completion, Usage, VersionSpan
 from rock.types import PolicyVersion
@@ -56,9 +56,8 @@ def reason_against_prefix(call: Call, prepared: Prepared) -> str | None:
     if call.said is None or len(choices) != 1:
         return None
     prompt = prepared.prompt
-    parent = call.parent.tokens if call.parent is not None else None
-    if prompt is not None and parent is not None and prepared.completion.continues_parent:
-        prompt = parent.sequence_ids(call.parent_choice) + prompt
+    if prompt is not None and prepared.completion.continues_parent:
+        prompt = _parent_tokens(call).sequence_ids(call.parent_choice) + prompt
     return call.said.reason_against(choices[0], prompt)
 
 
@@ -77,15 +76,14 @@ def answered(
             f"choices: expected {wanted} (the request's n), got {len(choices)}", param="choices"
         )
     reason = _reason_against(choices) or prepared.against_prompt
+    continues, before = prepared.completion.continues_parent, 0
+    if continues:
+        before = _parent_tokens(call).sequence_count(call.parent_choice)
     if call.said is not None and reason is None:
         reason = _reason_against_said(call.said, version)
-    prompt, continues, before = (None, False, 0)
-    if prepared.completion.continues_parent:
-        before = _tokens_before(call)
-    if reason is None and prepared.prompt is not None:
-        prompt, continues = prepared.prompt, prepared.completion.continues_parent
-        if not continues:
-            prompt, continues = _after_parent(call, prepared.prompt)
+    prompt = prepared.prompt if reason is None else None
+    if prompt is not None and not continues:
+        prompt, continues = _after_parent(call, prompt)
     return records.CallAnswered(
         call=call.id,
         lease=prepared.completion.lease_id,
@@ -95,7 +93,7 @@ def answered(
             for number, choice in enumerate(choices)
         ),
         prompt_ids=prompt,
-        continues=continues,
+        continues=continues and prompt is not None,
         policy_version=version,
         usage=prepared.completion.usage or _counted(prepared, before, reason),
         untrainable=reason,
@@ -185,15 +183,15 @@ def _with_call_ids(message: AssistantMessage) -> AssistantMessage:
     )
 
 
-def _tokens_before(call: Call) -> int:
-    """How many tokens come before a prompt that continues the parent's. Raises `BadRequest`."""
+def _parent_tokens(call: Call) -> CallTokens:
+    """What a prompt with `continues_parent` goes on after. Raises `BadRequest`."""
     parent = call.parent.tokens if call.parent is not None else None
     if parent is None:
         raise BadRequest(
             "continues_parent: no tokens of a parent of this call are known; give the whole prompt",
             param="continues_parent",
         )
-    return parent.sequence_count(call.parent_choice)
+    return parent
 
 
 def _counted(prepared: Prepared, before: int, reason: str | None) -> Usage | None:

@@ -356,12 +356,12 @@ class CallQueue:
             raise LeaseLost(f"lease {lease_id} is over; drop the work")
         return held
 
-    def expiry(self, lease_id: LeaseId) -> float:
-        """When the lease ends. Raises `LeaseLost`."""
-        self.held(lease_id)
-        moment = self._expiries.when(lease_id)
-        assert moment is not None
-        return moment
+    def expires_in(self, lease_id: LeaseId, *, now: float) -> float:
+        """Seconds that are left of a lease. Raises `LeaseLost`."""
+        held = self.held(lease_id)
+        if held.frozen_seconds is not None:
+            return held.frozen_seconds
+        return max(0.0, (self._expiries.moment(lease_id) or now) - now)
 
     def renew(self, lease_id: LeaseId, *, now: float, lease_seconds: float) -> None:
         held = self.held(lease_id)

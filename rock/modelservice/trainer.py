@@ -88,8 +88,8 @@ class TrainerSide:
         for lease_id in request.lease_ids:
             with contextlib.suppress(LeaseLost):
                 held = self._queue.held(LeaseId(lease_id))
-                left = self._queue.expiry(held.id) - now
-                found.append(self._lease(held, max(0.0, left), delta=False))
+                left = self._queue.expires_in(held.id, now=now)
+                found.append(self._lease(held, left, delta=False))
         return wire.LeasesReply(found)
 
     def _lease(self, held: Held, seconds: float, *, delta: bool) -> wire.Lease:
