@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,11 +15,12 @@ from rock.config import read_environment, validated
 from rock.errors import ConfigError, ServiceUnavailable
 from rock.modelservice import logs
 from rock.modelservice.backends import policy_for
-from rock.modelservice.client import AdminClient
+from rock.modelservice.fleet import ServiceFleet
 from rock.modelservice.keys import read_keys
 from rock.modelservice.server import Ready, read_ready, run
 from rock.modelservice.settings import ServiceConfig
-from rock.modelservice.wire import SessionLimits, SessionSpec
+from rock.modelservice.shards import AdminShards
+from rock.modelservice.wire import SessionCreated, SessionLimits, SessionSpec
 
 
 def service_dir(given: Path | None) -> Path:
@@ -31,14 +33,48 @@ def run_serve(
     backends: Sequence[str],
     api_base: str | None,
     settings: Sequence[str],
+    shards: int | None = None,
 ) -> None:
     folder = service_dir(state_dir)
     values: dict[str, Any] = {**pairs(settings, "--set"), "state_dir": folder}
     environment = read_environment()
     logs.configure(environment.log_level, environment.log_format)
     config = validated(ServiceConfig, values, source="rock serve --set")
+    if shards is not None:
+        given = pairs(settings, "--set")
+        fleet = ServiceFleet(
+            folder, shards=shards, settings=given, backends=backends, api_base=api_base
+        )
+        asyncio.run(_run_fleet(fleet))
+        return
+    if any(folder.glob("shard-*")):
+        raise ConfigError(f"{folder} is the state of a service of several shards; use --shards")
     policies = {name: policy_for(name, api_base=api_base) for name in backends}
     run(config, policies=policies, on_ready=lambda ready: _announce(folder, ready))
+
+
+async def _run_fleet(fleet: ServiceFleet) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    starting = asyncio.ensure_future(fleet.__aenter__())
+    stopped = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            return
+        starting.result()
+        for number, url in enumerate(fleet.agent_urls):
+            typer.echo(f"agents:   {url}/v1   (shard {number}; a key for one: rock session)")
+        keys = fleet.state_dir / "keys.json"
+        typer.echo(f"trainer:  {fleet.control_url}      (of all shards; its key: {keys})")
+        typer.echo("Ctrl-C stops them; their journals keep every call.")
+        await stopped
+    finally:
+        for task in (starting, stopped):
+            task.cancel()
+        await asyncio.gather(starting, stopped, return_exceptions=True)
+        await fleet.stop()
 
 
 def _announce(folder: Path, ready: Ready) -> None:
@@ -61,13 +97,13 @@ def open_session(
         labels=pairs(labels, "--label"), limits=SessionLimits(max_calls=max_calls), backend=backend
     )
     created = asyncio.run(_create(ready.control_url, read_keys(folder).admin_key, spec))
-    typer.echo(f"OPENAI_BASE_URL={ready.agent_url}/v1")
-    typer.echo(f"OPENAI_API_KEY={created}")
+    typer.echo(f"OPENAI_BASE_URL={created.base_url.partition('/s/')[0]}/v1")
+    typer.echo(f"OPENAI_API_KEY={created.key}")
 
 
-async def _create(url: str, key: str, spec: SessionSpec) -> str:
-    async with AdminClient(url, key) as admin:
-        return (await admin.create_session(spec)).key
+async def _create(url: str, key: str, spec: SessionSpec) -> SessionCreated:
+    async with AdminShards(url, key) as admin:
+        return await admin.create_session(spec)
 
 
 def wait_for_service(folder: Path, *, wait_seconds: float) -> Ready:

@@ -99,7 +99,12 @@ async def serving(
         point = AttachPoint(lend)
         await stack.enter_async_context(point.open(attach_path))
         control_plane = ControlPlane(
-            service, keys, agent_url=url_of(agent), backends=workers, detach=point.detach
+            service,
+            keys,
+            agent_url=url_of(agent),
+            attach_path=attach_path,
+            backends=workers,
+            detach=point.detach,
         )
         adapter = Adapter(control_plane.handle, control_plane.refusal, Bounds.of(config))
         await stack.enter_async_context(listening(control, adapter))
