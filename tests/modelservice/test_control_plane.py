@@ -315,4 +315,4 @@ async def test_sessions_are_told_the_address_by_which_agents_reach_the_service(
         session = await new_session(service)
     assert session.base_url == f"https://gateway.example/rock/s/{session.key}/v1"
     with pytest.raises(ValueError, match="public_agent_url"):
-        ServiceConfig(state_dir=tmp_path, public_agent_url="gateway.example:80")
+        ServiceConfig.model_validate({"state_dir": tmp_path, "public_agent_url": "gateway:80"})
