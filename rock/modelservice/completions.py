@@ -21,6 +21,8 @@ from rock.modelservice.spans import Said, runs
 from rock.modelservice.wire import AssistantMessage, Choice, Completion, Usage, VersionSpan
 from rock.types import PolicyVersion
 
+EDITED = "edited"
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
@@ -97,6 +99,24 @@ def answered(
         policy_version=version,
         usage=prepared.completion.usage or _counted(prepared, before, reason),
         untrainable=reason,
+    )
+
+
+def edited(
+    record: records.CallAnswered, choices: list[Choice], by: tuple[str, ...]
+) -> records.CallAnswered:
+    """The record with other choices than were sampled: nothing can be learned from these."""
+    return replace(
+        record,
+        choices=tuple(
+            AnswerChoice(message=_with_call_ids(choice.message), finish_reason=choice.finish_reason)
+            for choice in choices
+        ),
+        sampled=record.choices,
+        prompt_ids=None,
+        continues=False,
+        untrainable=EDITED,
+        edited_by=by,
     )
 
 

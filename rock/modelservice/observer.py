@@ -80,7 +80,7 @@ class Observer:
                 ),
             )
         else:
-            self.metrics.wait.labels(call.backend).observe(max(0.0, held.since - call.since))
+            self.metrics.wait.labels(call.backend).observe(max(0.0, held.since - call.asked_at))
         self.spans.event(
             call.id, "claimed", {"worker_id": held.worker_id, "delivery": call.deliveries}
         )
@@ -98,7 +98,7 @@ class Observer:
     ) -> None:
         metrics = self.metrics
         metrics.answered.inc()
-        metrics.answer.labels(call.backend).observe(max(0.0, now - call.since))
+        metrics.answer.labels(call.backend).observe(max(0.0, now - call.asked_at))
         if held is not None:
             metrics.lease.observe(max(0.0, now - held.since))
         seen: dict[str, str | int | float | bool] = {"deliveries": call.deliveries}
@@ -130,6 +130,17 @@ class Observer:
                 call_id=call.id, session_id=call.session_id, code=error.code, event=event.value
             ),
         )
+
+    # --- interceptors ---
+
+    def intercepted(self, name: str, result: str) -> None:
+        self.metrics.intercepted.labels(name, result).inc()
+
+    def interceptors_changed(
+        self, record: records.InterceptorSet | records.InterceptorRemoved
+    ) -> None:
+        word = "set" if isinstance(record, records.InterceptorSet) else "removed"
+        log.info("interceptor changed", extra=about(name=record.name, change=word))
 
     # --- the process ---
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from rock.config import Strict
 
 ClaimOrder = Literal["round_robin", "fifo", "oldest_session", "priority"]
 SyncLevel = Literal["process", "disk"]
+
+
+def _split(value: object) -> object:
+    """Text from a command line as a tuple."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return value
 
 
 class ServiceConfig(Strict):
@@ -19,20 +26,26 @@ class ServiceConfig(Strict):
     state_dir: Path = Field(
         description="Journal, keys and sockets; made with mode 0700 if missing."
     )
-    agent_host: str = "127.0.0.1"
+    agent_host: str = Field("127.0.0.1", description="Address of the listener for agents.")
+    agent_port: int = Field(0, ge=0, le=65535, description="0 picks a free port.")
     public_agent_url: str | None = Field(
         None,
         description="Base of session URLs where agents reach the service by another address than "
         "it listens on (`0.0.0.0`, a proxy, a host name): `http://gateway.example:8000`.",
         pattern=r"^https?://[^\s/?#]+(/[^\s?#]*)?$",
     )
-    agent_port: int = Field(0, ge=0, le=65535, description="0 picks a free port.")
-    control_host: str = "127.0.0.1"
+    control_host: str = Field(
+        "127.0.0.1", description="Address of the listener for trainers and harnesses."
+    )
     control_port: int = Field(0, ge=0, le=65535, description="0 picks a free port.")
 
     max_queued: int = Field(20_000, ge=1, description="Calls waiting for a worker; over it, 429.")
-    max_parked: int = Field(20_000, ge=1, description="Calls waiting for an answer; over it, 429.")
-    max_body_bytes: int = Field(64 * 1024 * 1024, ge=1024)
+    max_parked: int = Field(
+        20_000, ge=1, description="Calls, and connections, waiting for an answer; over it, 429."
+    )
+    max_body_bytes: int = Field(
+        64 * 1024 * 1024, ge=1024, description="Larger requests are refused with 413."
+    )
     body_seconds: float = Field(
         60.0, gt=0, description="A request's body must have arrived after this; else 408."
     )
@@ -67,6 +80,13 @@ class ServiceConfig(Strict):
     )
     keepalive_seconds: float = Field(
         10.0, gt=0, le=15.0, description="Pause between keep-alive events of a waiting stream."
+    )
+    hooks: Annotated[tuple[str, ...], BeforeValidator(_split)] = Field(
+        (),
+        description="Python functions that interceptors may name, `module:function`, comma-separated.",
+    )
+    backend_concurrency: int = Field(
+        256, ge=1, description="Calls that each built-in backend works on at the same time."
     )
     order: ClaimOrder = Field("round_robin", description="Which waiting call is handed out next.")
     sync: SyncLevel = Field(

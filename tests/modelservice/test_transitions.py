@@ -28,6 +28,7 @@ GRACE_SECONDS = 10.0
 DEADLINE_SECONDS = 1000.0
 SHORT_LEASE_SECONDS = 60.0
 LONG_LEASE_SECONDS = 3600.0
+WALL_SECONDS = 500.0
 HI = user("hi")
 NO_LEASE = "s.0.0-1"
 
@@ -143,6 +144,9 @@ async def _release(walk: Walk) -> None:
 
 
 async def _fail(walk: Walk) -> None:
+    if walk.call.state is State.QUEUED:  # no worker can; the session's time is up
+        walk.advance(WALL_SECONDS)
+        return
     legal = walk.call.state is State.LEASED
     assert ((await walk.fail()).error is None) == legal
 
@@ -216,7 +220,10 @@ async def test_every_event_in_every_state_leads_where_the_table_says(
         "restart_grace_seconds": LONG_LEASE_SECONDS,
     }
     async with running(tmp_path, clock, **bounds) as service:
-        session = await open_session(service)
+        limits = wire.SessionLimits()
+        if (state, event) == (State.QUEUED, Event.FAIL):
+            limits.max_wall_seconds = WALL_SECONDS
+        session = await open_session(service, limits=limits)
         call = await ask(service, session, HI)
         seconds = SHORT_LEASE_SECONDS if event is Event.EXPIRE else LONG_LEASE_SECONDS
         walk = Walk(service, clock, session, call, seconds)
