@@ -189,9 +189,7 @@ class Book:
         call.fingerprint = record.fingerprint
         graph = self._conversations[call.session.id].graph
         for number, choice in enumerate(record.choices):
-            said = {**msgspec.structs.asdict(choice.message), "role": "assistant"}
-            message = records.encoder.encode(said)
-            graph.add_answer(call.leaf, AnswerRef(call.number, number), message)
+            graph.add_answer(call.leaf, AnswerRef(call.number, number), choice.message)
         call.session.use(record.usage)
         if call.session.first_sampled_version is None:
             call.session.first_sampled_version = _first_version(record)

@@ -141,7 +141,12 @@ async def test_leases_whose_reply_could_not_be_written_are_free_at_once(tmp_path
     async with running_service(tmp_path) as service, trainer_of(service) as trainer:
         keys = service.keys
         plane = ControlPlane(
-            service.service, keys, agent_url="", backends={}, detach=lambda _: asyncio.sleep(0)
+            service.service,
+            keys,
+            agent_url="",
+            attach_path=tmp_path,
+            backends={},
+            detach=lambda _: asyncio.sleep(0),
         )
 
         async def body() -> bytes:
@@ -315,4 +320,4 @@ async def test_sessions_are_told_the_address_by_which_agents_reach_the_service(
         session = await new_session(service)
     assert session.base_url == f"https://gateway.example/rock/s/{session.key}/v1"
     with pytest.raises(ValueError, match="public_agent_url"):
-        ServiceConfig(state_dir=tmp_path, public_agent_url="gateway.example:80")
+        ServiceConfig.model_validate({"state_dir": tmp_path, "public_agent_url": "gateway:80"})
