@@ -1,0 +1,161 @@
+"""The table of commands. Each is imported when it is called, so that `rock --help` stays fast."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+import rock
+
+app = typer.Typer(
+    name="rock",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    help="Real agents in sandboxes ask, one trainer answers, graded trajectories come out.",
+)
+
+StateDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--state-dir",
+        help="Journal, keys and addresses of the service.",
+        show_default="~/.local/state/rock/service",
+    ),
+]
+ProviderName = Literal["auto", "docker", "local"]
+
+
+@app.command()
+def demo(
+    tasks: Annotated[int, typer.Option(min=1, max=164, help="HumanEval tasks.")] = 12,
+    episodes: Annotated[int, typer.Option(min=1, max=64, help="Episodes per task.")] = 4,
+    concurrency: Annotated[int, typer.Option(min=1, max=256, help="Episodes at once.")] = 8,
+    seed: Annotated[int, typer.Option(help="Seed of the scripted policy.")] = 0,
+    provider: Annotated[ProviderName, typer.Option(help="Who makes sandboxes.")] = "auto",
+    out: Annotated[
+        Path | None, typer.Option(help="Run directory.", show_default="runs/demo-TIME")
+    ] = None,
+) -> None:
+    """Run the whole loop here: agents in sandboxes, ModelService, a scripted trainer, grades."""
+    from rock.cli.demo import run_demo
+
+    run_demo(
+        tasks=tasks,
+        episodes=episodes,
+        concurrency=concurrency,
+        seed=seed,
+        provider=provider,
+        out=out,
+    )
+
+
+@app.command()
+def serve(
+    state_dir: StateDir = None,
+    backend: Annotated[
+        list[str] | None,
+        typer.Option(help="Also answer from litellm:MODEL or openai:MODEL. May be repeated."),
+    ] = None,
+    api_base: Annotated[str | None, typer.Option(help="Address of the backends' API.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="A setting, see docs/settings.md."),
+    ] = None,
+) -> None:
+    """Run ModelService until interrupted: agents ask it, a trainer answers over its API."""
+    from rock.cli.serve import run_serve
+
+    run_serve(state_dir, backends=backend or [], api_base=api_base, settings=set_ or [])
+
+
+@app.command()
+def session(
+    state_dir: StateDir = None,
+    backend: Annotated[
+        str, typer.Option(help="Who answers: queue (a trainer) or a backend.")
+    ] = "queue",
+    max_calls: Annotated[
+        int | None, typer.Option(min=1, help="Calls the session may make.")
+    ] = None,
+    label: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Seen by the trainer.")
+    ] = None,
+    wait_seconds: Annotated[
+        float, typer.Option(min=0, help="For a service that is starting.")
+    ] = 20.0,
+) -> None:
+    """Open a session on a running service; prints OPENAI_BASE_URL and OPENAI_API_KEY for an agent."""
+    from rock.cli.serve import open_session
+
+    open_session(
+        state_dir,
+        backend=backend,
+        max_calls=max_calls,
+        labels=label or [],
+        wait_seconds=wait_seconds,
+    )
+
+
+@app.command()
+def run(
+    file: Annotated[Path, typer.Argument(help="The run file.", metavar="RUN.yaml")],
+    model: Annotated[
+        str | None, typer.Option(help="queue, or litellm:NAME for a hosted model.")
+    ] = None,
+    api_base: Annotated[str | None, typer.Option(help="Address of the hosted model's API.")] = None,
+    provider: Annotated[ProviderName | None, typer.Option(help="Who makes sandboxes.")] = None,
+    concurrency: Annotated[int | None, typer.Option(min=1, help="Episodes at once.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run directory; one that exists is gone on with.")
+    ] = None,
+    state_dir: Annotated[
+        Path | None, typer.Option(help="Use the service running here instead of starting one.")
+    ] = None,
+) -> None:
+    """Run the episodes of a run file; started again on its run directory, it goes on."""
+    from rock.cli.run import run_file
+
+    changes: dict[str, Any] = {
+        "model": model,
+        "api_base": api_base,
+        "provider": provider,
+        "concurrency": concurrency,
+        "out": out,
+    }
+    run_file(file, changes={k: v for k, v in changes.items() if v is not None}, state_dir=state_dir)
+
+
+@app.command()
+def show(
+    directory: Annotated[Path, typer.Argument(help="A run directory.", metavar="RUN")],
+    episode: Annotated[
+        str | None, typer.Argument(help="TASK/INDEX: show this trajectory.", metavar="[EPISODE]")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Show a run's figures and episodes, or one episode's trajectory."""
+    from rock.cli.show import show_episode, show_run
+
+    if episode is None:
+        show_run(directory, as_json=json)
+    else:
+        show_episode(directory, episode, as_json=json)
+
+
+@app.command()
+def doctor(
+    json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Try what rock needs on this machine, and say what will be used."""
+    from rock.cli.doctor import run_doctor
+
+    run_doctor(as_json=json)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(rock.__version__)

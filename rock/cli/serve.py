@@ -1,0 +1,91 @@
+"""`rock serve` and `rock session`: a ModelService for people, and a key to it for an agent."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from rock.config import read_environment, validated
+from rock.errors import ConfigError, ServiceUnavailable
+from rock.modelservice.backends import policy_for
+from rock.modelservice.client import AdminClient
+from rock.modelservice.keys import read_keys
+from rock.modelservice.server import Ready, read_ready, run
+from rock.modelservice.settings import ServiceConfig
+from rock.modelservice.wire import SessionLimits, SessionSpec
+
+
+def service_dir(given: Path | None) -> Path:
+    return (given or read_environment().state_dir / "service").resolve()
+
+
+def run_serve(
+    state_dir: Path | None,
+    *,
+    backends: Sequence[str],
+    api_base: str | None,
+    settings: Sequence[str],
+) -> None:
+    folder = service_dir(state_dir)
+    values: dict[str, Any] = {**pairs(settings, "--set"), "state_dir": folder}
+    config = validated(ServiceConfig, values, source="rock serve --set")
+    policies = {name: policy_for(name, api_base=api_base) for name in backends}
+    run(config, policies=policies, on_ready=lambda ready: _announce(folder, ready))
+
+
+def _announce(folder: Path, ready: Ready) -> None:
+    typer.echo(f"agents:   {ready.agent_url}/v1   (a key for one: rock session)")
+    typer.echo(f"trainer:  {ready.control_url}      (its key: {folder / 'keys.json'})")
+    typer.echo("Ctrl-C stops it; the journal keeps every call.")
+
+
+def open_session(
+    state_dir: Path | None,
+    *,
+    backend: str,
+    max_calls: int | None,
+    labels: Sequence[str],
+    wait_seconds: float,
+) -> None:
+    folder = service_dir(state_dir)
+    ready = wait_for_service(folder, wait_seconds=wait_seconds)
+    spec = SessionSpec(
+        labels=pairs(labels, "--label"), limits=SessionLimits(max_calls=max_calls), backend=backend
+    )
+    created = asyncio.run(_create(ready.control_url, read_keys(folder).admin_key, spec))
+    typer.echo(f"OPENAI_BASE_URL={ready.agent_url}/v1")
+    typer.echo(f"OPENAI_API_KEY={created}")
+
+
+async def _create(url: str, key: str, spec: SessionSpec) -> str:
+    async with AdminClient(url, key) as admin:
+        return (await admin.create_session(spec)).key
+
+
+def wait_for_service(folder: Path, *, wait_seconds: float) -> Ready:
+    """Where the service with this state directory listens. Raises ServiceUnavailable."""
+    until = time.monotonic() + wait_seconds
+    while (ready := read_ready(folder)) is None:
+        if time.monotonic() >= until:
+            raise ServiceUnavailable(
+                f"no service is running in {folder}; start one with "
+                f"`rock serve --state-dir {folder}`"
+            )
+        time.sleep(0.05)
+    return ready
+
+
+def pairs(given: Sequence[str], option: str) -> dict[str, str]:
+    """NAME=VALUE options as a dict. Raises ConfigError."""
+    result: dict[str, str] = {}
+    for item in given:
+        name, equals, value = item.partition("=")
+        if not name or not equals:
+            raise ConfigError(f"{option} {item}: expected NAME=VALUE")
+        result[name] = value
+    return result
