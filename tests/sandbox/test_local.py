@@ -148,10 +148,10 @@ async def test_a_harness_that_is_killed_takes_its_sandboxes_with_it() -> None:
 
         def complete() -> bool:  # a walk through /proc can miss what changes meanwhile
             pids[:] = descendants(owner.pid)
-            return any(_command(pid).startswith(b"sleep\x00301.5") for pid in pids)
+            started = any(_command(pid).startswith(b"sleep\x00301.5") for pid in pids)
+            return started and all(is_running(pid) for pid in pids)
 
-        await until("the sandbox's processes are seen", complete)
-        assert all(is_running(pid) for pid in pids)
+        await until("all of the sandbox's processes are seen alive", complete)
         os.kill(owner.pid, signal.SIGKILL)
         for pid in pids:
             await wait_until_gone(pid)
