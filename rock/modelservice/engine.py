@@ -367,7 +367,7 @@ class Engine:
         self.book.apply(record, self._moment(record))
         if session_id is not None and session_id in self.book.sessions:
             session = self.book.sessions.get(session_id)
-            if not session.open and not session.parked:
+            if not session.open and not session.parked and not session.counts[State.ANSWERED]:
                 self._retire(session)  # at once: what is over is not read into memory
 
     def _moment(self, record: records.Record) -> float:
