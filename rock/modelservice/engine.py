@@ -390,11 +390,8 @@ class Engine:
 
     def _retire(self, session: Session) -> None:
         """Put a closed session out of memory; its records stay where the shelf says."""
-        assert session.close_reason is not None
-        self.shelf.retired[session.id] = Retired(
-            session.key_sha256, session.close_reason, session.limit, session.closed_at
-        )
-        self.book.retire(session)
+        over = self.book.retire(session)
+        self.shelf.retired[session.id] = Retired(session.key_sha256, over, session.closed_at)
 
     def _retire_due(self, now: float) -> None:
         for name in self._retirements.due(now):
