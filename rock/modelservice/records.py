@@ -46,16 +46,6 @@ class SessionEnded(_Record, tag="session_closed"):
     at: float | None = None
 
 
-class Edited(Struct, omit_defaults=True):
-    """The request that interceptors made of the one that was asked; fields as in `CallQueued`."""
-
-    base: int
-    path: list[int]
-    blobs: list[Raw]
-    request: Raw
-    tools: int | None = None
-
-
 class SessionArchived(_Record, tag="session_archived"):
     """Compaction put the records of a closed session into an archive; this is what is left of it."""
 
@@ -69,8 +59,19 @@ class SessionArchived(_Record, tag="session_archived"):
     length: int
     """Bytes of all of its records."""
     limit: LimitName | None = None
+    bound: float | None = None
     at: float | None = None
     """When it was closed."""
+
+
+class Edited(Struct, omit_defaults=True):
+    """The request that interceptors made of the one that was asked; fields as in `CallQueued`."""
+
+    base: int
+    path: list[int]
+    blobs: list[Raw]
+    request: Raw
+    tools: int | None = None
 
 
 class CallQueued(_Record, tag="queued"):
@@ -196,11 +197,13 @@ Record = (
 
 
 def session_of(record: Record) -> str | None:
-    """The session that a record is about; None for records of groups, boots and the policy."""
+    """The session that a record is about; None for one about the whole service."""
     match record:
         case SessionOpened() | SessionEnded() | SessionArchived():
             return record.session
         case Booted() | PolicyChanged() | GroupPublished() | GroupAcknowledged():
+            return None
+        case InterceptorSet() | InterceptorRemoved():
             return None
         case _:
             return record.call.rpartition(".")[0]
