@@ -97,7 +97,8 @@ def open_session(
         labels=pairs(labels, "--label"), limits=SessionLimits(max_calls=max_calls), backend=backend
     )
     created = asyncio.run(_create(ready.control_url, read_keys(folder).admin_key, spec))
-    typer.echo(f"OPENAI_BASE_URL={created.base_url.partition('/s/')[0]}/v1")
+    # The key goes where programs expect one; in the URL it would be in their logs.
+    typer.echo(f"OPENAI_BASE_URL={created.base_url.replace(f'/s/{created.key}', '')}")
     typer.echo(f"OPENAI_API_KEY={created.key}")
 
 

@@ -101,7 +101,7 @@ async def serving(
         control_plane = ControlPlane(
             service,
             keys,
-            agent_url=url_of(agent),
+            agent_url=(config.public_agent_url or url_of(agent)).rstrip("/"),
             attach_path=attach_path,
             backends=workers,
             detach=point.detach,
