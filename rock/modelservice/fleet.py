@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import msgspec
+from yarl import URL
 
 from rock.errors import ConfigError, RockError
 from rock.modelservice import keys
@@ -153,10 +154,18 @@ class ServiceFleet:
         draft.replace(self.state_dir / READY_FILE)
 
 
-def _place(config: ServiceConfig, number: int) -> dict[str, int]:
-    """Ports that were chosen are for the first shard; the others follow."""
+def _place(config: ServiceConfig, number: int) -> dict[str, int | str]:
+    """Ports that were chosen are for the first shard; the others follow. Raises ConfigError."""
     ports = {"agent_port": config.agent_port, "control_port": config.control_port}
-    return {name: port + number for name, port in ports.items() if port}
+    found: dict[str, int | str] = {name: port + number for name, port in ports.items() if port}
+    if config.public_agent_url is not None and number > 0:
+        public = URL(config.public_agent_url)
+        if public.explicit_port is None:
+            raise ConfigError(
+                "public_agent_url: expected a URL with a port, which every shard counts up from"
+            )
+        found["public_agent_url"] = str(public.with_port(public.explicit_port + number))
+    return found
 
 
 async def _keep_up(shard: ServiceProcess) -> None:
