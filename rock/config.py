@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -32,6 +32,9 @@ class Environment(Strict):
     require_docker: bool = Field(description="A missing engine is a failure (ROCK_REQUIRE_DOCKER).")
     docker_host: str | None = Field(description="Engine address (DOCKER_HOST).")
     log_level: str = Field(description="Level of rock's log lines on stderr (ROCK_LOG_LEVEL).")
+    log_format: Literal["text", "json"] = Field(
+        description="Form of ModelService's log lines (ROCK_LOG_FORMAT)."
+    )
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
@@ -42,6 +45,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         require_docker=env.get("ROCK_REQUIRE_DOCKER", "") not in ("", "0"),
         docker_host=env.get("DOCKER_HOST"),
         log_level=env.get("ROCK_LOG_LEVEL", "WARNING").upper(),
+        log_format="json" if env.get("ROCK_LOG_FORMAT", "").lower() == "json" else "text",
     )
 
 

@@ -12,6 +12,7 @@ import typer
 
 from rock.config import read_environment, validated
 from rock.errors import ConfigError, ServiceUnavailable
+from rock.modelservice import logs
 from rock.modelservice.backends import policy_for
 from rock.modelservice.client import AdminClient
 from rock.modelservice.keys import read_keys
@@ -33,6 +34,8 @@ def run_serve(
 ) -> None:
     folder = service_dir(state_dir)
     values: dict[str, Any] = {**pairs(settings, "--set"), "state_dir": folder}
+    environment = read_environment()
+    logs.configure(environment.log_level, environment.log_format)
     config = validated(ServiceConfig, values, source="rock serve --set")
     policies = {name: policy_for(name, api_base=api_base) for name in backends}
     run(config, policies=policies, on_ready=lambda ready: _announce(folder, ready))

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from rock.config import read_environment, validated
 from rock.errors import RockError
+from rock.modelservice import logs
 from rock.modelservice.backends import policy_for
 from rock.modelservice.server import run
 from rock.modelservice.settings import ServiceConfig
@@ -22,11 +22,7 @@ from rock.modelservice.settings import ServiceConfig
 def main(argv: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(argv)
     environment = read_environment()
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=environment.log_level,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    logs.configure(environment.log_level, environment.log_format)
     try:
         config = validated(ServiceConfig, _settings(given), source="command line")
         policies = {name: policy_for(name, api_base=given.api_base) for name in given.backend}

@@ -112,7 +112,10 @@ class SyncTrainerClient(Blocking[TrainerClient]):
         super().__init__(TrainerClient(url, key, retry_seconds=retry_seconds))
 
     claim = Waiting(TrainerClient.claim)
+    leases = Waiting(TrainerClient.leases)
     complete = Waiting(TrainerClient.complete)
+    partial = Waiting(TrainerClient.partial)
+    cancelled = Waiting(TrainerClient.cancelled)
     renew = Waiting(TrainerClient.renew)
     release = Waiting(TrainerClient.release)
     fail = Waiting(TrainerClient.fail)

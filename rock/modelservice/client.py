@@ -4,13 +4,14 @@
         for lease in (await trainer.claim("worker-1", max_leases=8)).leases: ...
 
 Promises: an error reply is raised as the class of `rock.errors` with its code; a connection that
-cannot be made or breaks is tried again for `retry_seconds` (so a restart of the service passes
-unnoticed), then ServiceUnavailable. Everything that is retried is safe to repeat, except that a
+cannot be made or breaks, and a service that says it must be restarted, is tried again for
+`retry_seconds` (so a restart passes unnoticed), then ServiceUnavailable or JournalError. Everything that is retried is safe to repeat, except that a
 session may be created twice; the unused one expires.
 """
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -20,14 +21,31 @@ import aiohttp
 import msgspec
 import tenacity
 from msgspec import Struct
+from msgspec.structs import replace
 from yarl import URL
 
-from rock.errors import ModelServiceError, ServiceUnavailable, error_for
-from rock.modelservice import wire
+from rock.errors import (
+    BadRequest,
+    JournalError,
+    ModelServiceError,
+    ServiceUnavailable,
+    error_for,
+)
+from rock.modelservice import deltas, wire, wire_groups
+from rock.modelservice.wire_partial import (
+    CancelledReply,
+    CancelledRequest,
+    Partial,
+    PartialReply,
+    PartialRequest,
+)
 
 T = TypeVar("T")
+MAX_PIECE_BYTES = 1 << 18
 _BROKEN = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError)
 """What a request over a dead or dying connection raises."""
+_AWAY = (ServiceUnavailable, JournalError)
+"""What a service answers that must be started again, which somebody is expected to do."""
 
 
 class ControlClient:
@@ -72,7 +90,7 @@ class ControlClient:
         data = None if body is None else msgspec.json.encode(body)
         bound = aiohttp.ClientTimeout(total=wait_seconds + 30.0, connect=10.0)
         async for attempt in tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type(_BROKEN),
+            retry=tenacity.retry_if_exception_type((*_BROKEN, *_AWAY)),
             wait=tenacity.wait_exponential(multiplier=0.05, max=1.0)
             + tenacity.wait_random(0, 0.05),
             stop=tenacity.stop_after_delay(self._retry_seconds),
@@ -85,6 +103,8 @@ class ControlClient:
 
     def _unreachable(self, state: tenacity.RetryCallState) -> Any:
         cause = state.outcome.exception() if state.outcome else None
+        if isinstance(cause, JournalError):
+            raise cause
         raise ServiceUnavailable(
             f"ModelService at {self._url} does not answer ({type(cause).__name__}: {cause})"
         ) from cause
@@ -94,8 +114,10 @@ class ControlClient:
     ) -> tuple[int, bytes]:
         if self._http is None:
             raise ServiceUnavailable("the client is closed; use it inside `async with`")
+        # As a file a large body goes out in pieces; as bytes, aiohttp warns that it holds the loop up.
+        body = io.BytesIO(data) if data is not None and len(data) > MAX_PIECE_BYTES else data
         async with self._http.request(
-            method, URL(self._url + path, encoded=True), data=data, timeout=bound
+            method, URL(self._url + path, encoded=True), data=body, timeout=bound
         ) as response:
             return response.status, await response.read()
 
@@ -112,7 +134,22 @@ def _decode(status: int, raw: bytes, reply: type[T]) -> T:
 
 
 class TrainerClient(ControlClient):
-    """The trainer API: claim calls, answer them, tell the policy version; claim finished groups."""
+    """The trainer API: claim calls, answer them, tell the policy version; claim finished groups.
+
+    Between the service and this client history travels once (`deltas`); the leases it returns are
+    whole, and the completions it takes may be.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        key: str,
+        *,
+        retry_seconds: float = 30.0,
+        memory_bytes: int = deltas.MAX_BYTES,
+    ) -> None:
+        super().__init__(url, key, retry_seconds=retry_seconds)
+        self._memory = deltas.LeaseMemory(memory_bytes)
 
     async def claim(
         self,
@@ -122,23 +159,83 @@ class TrainerClient(ControlClient):
         lease_seconds: float = 60.0,
         wait_seconds: float = 20.0,
         policy_version: int | None = None,
+        whole: bool = True,
     ) -> wire.ClaimReply:
-        """Waits up to `wait_seconds` for the first call; no leases when none came."""
+        """Waits up to `wait_seconds` for the first call; no leases when none came.
+
+        Without `whole`, leases are as the service sent them: what this worker has from the parent
+        that it answered is left out (`omitted`). For engines that keep their conversations.
+        """
         request = wire.ClaimRequest(
             worker_id=worker_id,
             max_leases=max_leases,
             lease_seconds=lease_seconds,
             wait_seconds=wait_seconds,
             policy_version=policy_version,
+            delta=True,
         )
-        return await self._call(
+        reply = await self._call(
             "POST", "/trainer/v1/claim", wire.ClaimReply, request, wait_seconds=wait_seconds
         )
+        return replace(reply, leases=await self._restored(reply.leases)) if whole else reply
+
+    async def leases(self, lease_ids: Sequence[str]) -> list[wire.Lease]:
+        """These leases, whole; those that are over are missing."""
+        body = wire.LeasesRequest(lease_ids=list(lease_ids))
+        return (await self._call("POST", "/trainer/v1/leases", wire.LeasesReply, body)).leases
+
+    async def _restored(self, leases: list[wire.Lease]) -> list[wire.Lease]:
+        restored = {lease.lease_id: self._memory.restore(lease) for lease in leases}
+        missing = [lease_id for lease_id, lease in restored.items() if lease is None]
+        if missing:
+            for lease in await self.leases(missing):
+                restored[lease.lease_id] = self._memory.restore(lease)
+        return [lease for lease in restored.values() if lease is not None]
 
     async def complete(self, completions: Sequence[wire.Completion]) -> list[wire.ItemResult]:
         """Answer leases; look at each item's `error` (late: `lease_lost`)."""
+        short = [self._memory.shorten(item) for item in completions]
+        results = await self._complete(short)
+        # A service that lost the parent's ids, as no one expects, gets the whole.
+        again = [
+            number
+            for number, result in enumerate(results)
+            if short[number] is not completions[number]
+            and result.error is not None
+            and result.error.code == BadRequest.code
+        ]
+        if again:
+            whole = await self._complete([completions[number] for number in again])
+            for number, result in zip(again, whole, strict=True):
+                results[number] = result
+        for completion, result in zip(completions, results, strict=True):
+            if result.error is None:
+                self._memory.answered(completion, trainable=result.untrainable is None)
+        return results
+
+    async def _complete(self, completions: Sequence[wire.Completion]) -> list[wire.ItemResult]:
         body = wire.CompleteRequest(completions=list(completions))
         return (await self._call("POST", "/trainer/v1/complete", wire.BatchReply, body)).results
+
+    async def partial(
+        self, partials: Sequence[Partial], *, worker_id: str | None = None
+    ) -> PartialReply:
+        """Send spans of answers while they are being sampled; agents that stream see them at once.
+
+        Look at each item's `error`: `lease_lost` means that nobody wants the rest.
+        """
+        body = PartialRequest(partials=list(partials), worker_id=worker_id)
+        return await self._call("POST", "/trainer/v1/partial", PartialReply, body)
+
+    async def cancelled(
+        self, worker_id: str, *, after: int = 0, wait_seconds: float = 20.0
+    ) -> CancelledReply:
+        """Leases of this worker that ended without its doing; waits for the first. Ask again with
+        `after` set to the reply's `cursor`."""
+        body = CancelledRequest(worker_id=worker_id, after=after, wait_seconds=wait_seconds)
+        return await self._call(
+            "POST", "/trainer/v1/cancelled", CancelledReply, body, wait_seconds=wait_seconds
+        )
 
     async def renew(
         self, lease_ids: Sequence[str], *, lease_seconds: float = 60.0
@@ -177,9 +274,9 @@ class TrainerClient(ControlClient):
         max_groups: int = 1,
         lease_seconds: float = 300.0,
         wait_seconds: float = 20.0,
-    ) -> list[wire.ClaimedGroup]:
+    ) -> list[wire_groups.ClaimedGroup]:
         """Complete groups of episodes; those not acknowledged in time are handed out again."""
-        body = wire.RolloutClaimRequest(
+        body = wire_groups.RolloutClaimRequest(
             worker_id=worker_id,
             max_groups=max_groups,
             lease_seconds=lease_seconds,
@@ -187,12 +284,12 @@ class TrainerClient(ControlClient):
         )
         path = "/trainer/v1/rollouts/claim"
         reply = await self._call(
-            "POST", path, wire.RolloutClaimReply, body, wait_seconds=wait_seconds
+            "POST", path, wire_groups.RolloutClaimReply, body, wait_seconds=wait_seconds
         )
         return reply.groups
 
     async def ack_rollouts(self, lease_ids: Sequence[str]) -> list[wire.ItemResult]:
-        body = wire.RolloutAckRequest(lease_ids=list(lease_ids))
+        body = wire_groups.RolloutAckRequest(lease_ids=list(lease_ids))
         path = "/trainer/v1/rollouts/ack"
         return (await self._call("POST", path, wire.BatchReply, body)).results
 
@@ -220,13 +317,13 @@ class AdminClient(ControlClient):
         path = f"/admin/v1/sessions/{quote(session_id, safe='')}/trajectory"
         return await self._call("GET", path, wire.Trajectory, wait_seconds=60.0)
 
-    async def publish_group(self, group: wire.Group) -> wire.PublishReply:
+    async def publish_group(self, group: wire_groups.Group) -> wire_groups.PublishReply:
         """Idempotent by `group_id`."""
-        return await self._call("POST", "/admin/v1/groups", wire.PublishReply, group)
+        return await self._call("POST", "/admin/v1/groups", wire_groups.PublishReply, group)
 
-    async def group_status(self, group_id: str) -> wire.GroupStatus:
+    async def group_status(self, group_id: str) -> wire_groups.GroupStatus:
         return await self._call(
-            "GET", f"/admin/v1/groups/{quote(group_id, safe='')}", wire.GroupStatus
+            "GET", f"/admin/v1/groups/{quote(group_id, safe='')}", wire_groups.GroupStatus
         )
 
     async def health(self) -> wire.Health:

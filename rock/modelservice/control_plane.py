@@ -24,10 +24,13 @@ from rock.errors import (
     Unauthorized,
     UpstreamUnauthorized,
 )
-from rock.modelservice import wire
+from rock.modelservice import wire, wire_groups
 from rock.modelservice.keys import Keys, matches
+from rock.modelservice.logs import about
+from rock.modelservice.metrics import CONTENT_TYPE
 from rock.modelservice.plane import Reply, Request, nothing
 from rock.modelservice.service import ModelService
+from rock.modelservice.wire_partial import CancelledRequest, PartialRequest
 from rock.types import SessionId
 
 log = logging.getLogger(__name__)
@@ -63,7 +66,10 @@ class ControlPlane:
         self._detach = detach
         self._routes: dict[str, dict[str, Callable[[Request, str], Awaitable[Reply]]]] = {
             "/trainer/v1/claim": {"POST": self._claim},
+            "/trainer/v1/leases": {"POST": self._leases},
             "/trainer/v1/complete": {"POST": self._complete},
+            "/trainer/v1/partial": {"POST": self._partial},
+            "/trainer/v1/cancelled": {"POST": self._cancelled},
             "/trainer/v1/renew": {"POST": self._renew},
             "/trainer/v1/release": {"POST": self._release},
             "/trainer/v1/fail": {"POST": self._fail},
@@ -71,6 +77,7 @@ class ControlPlane:
             "/trainer/v1/stats": {"GET": self._stats},
             "/trainer/v1/rollouts/claim": {"POST": self._claim_groups},
             "/trainer/v1/rollouts/ack": {"POST": self._ack_groups},
+            "/metrics": {"GET": self._metrics},
             "/admin/v1/health": {"GET": self._health},
             "/admin/v1/sessions": {"POST": self._create_session},
             "/admin/v1/sessions/*": {"GET": self._session},
@@ -96,8 +103,9 @@ class ControlPlane:
             return self.refusal(exc)
 
     def refusal(self, exc: RockError) -> Reply:
-        log.info("refused: %s %s: %s", exc.status, exc.code, exc.message)
         param = exc.param if isinstance(exc, BadRequest) else None
+        # Not the message: it may quote what was sent.
+        log.info("request refused", extra=about(status=exc.status, code=exc.code, param=param))
         error = wire.ErrorBody(code=exc.code, message=exc.message, param=param)
         return Reply(exc.status, wire.encode(wire.ErrorReply(error=error)))
 
@@ -109,8 +117,10 @@ class ControlPlane:
             return
         if not matches(given, self._keys.trainer_key):
             raise Unauthorized("this key was not issued for the control plane")
-        if not request.path.startswith("/trainer/"):
-            raise Forbidden("the trainer key opens /trainer/v1 only; use the admin key here")
+        if not request.path.startswith("/trainer/") and request.path != "/metrics":
+            raise Forbidden(
+                "the trainer key opens /trainer/v1 and /metrics only; use the admin key"
+            )
 
     # --- trainer ---
 
@@ -128,8 +138,19 @@ class ControlPlane:
     def _give_back(self, lease_ids: list[str]) -> None:
         self._service.release(wire.ReleaseRequest(lease_ids=lease_ids))
 
+    async def _leases(self, request: Request, name: str) -> Reply:
+        return _ok(self._service.leases(await _read(request, wire.LeasesRequest)))
+
     async def _complete(self, request: Request, name: str) -> Reply:
         return _ok(await self._service.complete(await _read(request, wire.CompleteRequest)))
+
+    async def _partial(self, request: Request, name: str) -> Reply:
+        return _ok(await self._service.partial(await _read(request, PartialRequest)))
+
+    async def _cancelled(self, request: Request, name: str) -> Reply:
+        body = await _read(request, CancelledRequest)
+        _at_least("wait_seconds", body.wait_seconds, 0)
+        return _ok(await self._service.cancelled(body))
 
     async def _renew(self, request: Request, name: str) -> Reply:
         body = await _read(request, wire.RenewRequest)
@@ -152,14 +173,19 @@ class ControlPlane:
         return _ok(self._service.stats())
 
     async def _claim_groups(self, request: Request, name: str) -> Reply:
-        body = await _read(request, wire.RolloutClaimRequest)
+        body = await _read(request, wire_groups.RolloutClaimRequest)
         _at_least("max_groups", body.max_groups, 1)
         _at_least("lease_seconds", body.lease_seconds, 0.01)
         _at_least("wait_seconds", body.wait_seconds, 0)
         return _ok(await self._service.claim_groups(body))
 
     async def _ack_groups(self, request: Request, name: str) -> Reply:
-        return _ok(await self._service.ack_groups(await _read(request, wire.RolloutAckRequest)))
+        return _ok(
+            await self._service.ack_groups(await _read(request, wire_groups.RolloutAckRequest))
+        )
+
+    async def _metrics(self, request: Request, name: str) -> Reply:
+        return Reply(200, self._service.metrics(), content_type=CONTENT_TYPE)
 
     # --- admin ---
 
@@ -202,7 +228,7 @@ class ControlPlane:
         return _ok(self._service.trajectory(SessionId(name)))
 
     async def _publish(self, request: Request, name: str) -> Reply:
-        return _ok(await self._service.publish_group(await _read(request, wire.Group)))
+        return _ok(await self._service.publish_group(await _read(request, wire_groups.Group)))
 
     async def _group(self, request: Request, name: str) -> Reply:
         return _ok(self._service.group_status(name))

@@ -22,6 +22,7 @@ import logging
 import mmap
 import os
 import re
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -70,6 +71,8 @@ class Journal:
         self._thread = ThreadPoolExecutor(1, "journal") if sync == "disk" else None
         self.on_failure: Callable[[JournalError], None] | None = None
         """Called once, when the first write fails."""
+        self.on_commit: Callable[[float, int, int], None] | None = None
+        """Called after each write that succeeded: seconds it took, records, bytes."""
 
     @classmethod
     def open(
@@ -184,6 +187,7 @@ class Journal:
         frames, self._frames = self._frames, []
         waiting, self._waiting = self._waiting, []
         batch = b"".join(frames)
+        began = time.perf_counter()
         try:
             _write(self._fd, batch)
         except OSError as exc:
@@ -192,17 +196,22 @@ class Journal:
             return
         if self._thread is None:
             self._good_bytes += len(batch)
+            self._committed(began, len(frames), len(batch))
             _acknowledge(waiting)
             return
         syncing = asyncio.get_running_loop().run_in_executor(self._thread, os.fdatasync, self._fd)
         self._syncing = syncing
-        syncing.add_done_callback(lambda done: self._synced(done, waiting, len(batch)))
+        syncing.add_done_callback(
+            lambda done: self._synced(done, waiting, len(batch), began, len(frames))
+        )
 
     def _synced(
         self,
         done: asyncio.Future[None],
         waiting: list[tuple[asyncio.Future[None] | None, Then | None]],
         batch_bytes: int,
+        began: float,
+        count: int,
     ) -> None:
         self._syncing = None
         error = done.exception()
@@ -211,9 +220,14 @@ class Journal:
             self._give_up(error)
             return
         self._good_bytes += batch_bytes
+        self._committed(began, count, batch_bytes)
         _acknowledge(waiting)
         if self._waiting or self._frames:
             self._flush()
+
+    def _committed(self, began: float, count: int, size: int) -> None:
+        if self.on_commit is not None:
+            self.on_commit(time.perf_counter() - began, count, size)
 
     def _give_up(self, cause: BaseException) -> None:
         # Best effort: a partial record left behind is cut at the next start anyway.

@@ -8,10 +8,11 @@ what is new after the parent, so a turn costs what is new in it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 from rock.modelservice import tokens
-from rock.modelservice.wire import Span, TokenRow
+from rock.modelservice.wire import Span, TokenRow, VersionSpan
 from rock.types import CallId, PolicyVersion
 
 
@@ -21,19 +22,27 @@ class Sample:
 
     ids: bytes
     logprobs: bytes
+    version_spans: tuple[VersionSpan, ...] | None = None
+    """Which weights sampled which tokens, if not one version sampled all."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class CallTokens:
-    """The tokens of one trainable call."""
+    """The tokens of one trainable call. Compared by identity: a chain can be thousands long."""
 
     call_id: CallId
     policy_version: PolicyVersion | None
     samples: tuple[Sample, ...]
     prompt: bytes
     """Packed prompt ids: all of them, or those after the parent's prompt and answer."""
-    parent: CallTokens | None = None
+    parent: CallTokens | None = field(default=None, repr=False)
     parent_choice: int = 0
+    prompt_count: int = field(init=False)
+    """Tokens before the answer: those of the whole prompt."""
+
+    def __post_init__(self) -> None:
+        before = 0 if self.parent is None else self.parent.sequence_count(self.parent_choice)
+        object.__setattr__(self, "prompt_count", before + tokens.count(self.prompt))
 
     def prompt_ids(self) -> bytes:
         """The whole prompt, packed."""
@@ -45,6 +54,10 @@ class CallTokens:
             pieces.append(call.prompt)
         pieces.reverse()
         return b"".join(pieces)
+
+    def sequence_count(self, choice: int) -> int:
+        """How many tokens `sequence_ids` has, without walking the chain."""
+        return self.prompt_count + tokens.count(self.samples[choice].ids)
 
     def sequence_ids(self, choice: int) -> bytes:
         """Prompt and answer, packed: what a call that goes on from `choice` starts with."""
@@ -64,29 +77,33 @@ class _Row:
     def prompt(self, call: CallTokens, ids: bytes) -> None:
         values = tokens.unpack_ids(ids)
         if values:
-            self._add(call, values, [0] * len(values), [0.0] * len(values), "prompt")
+            self._add(values, [0] * len(values), [0.0] * len(values))
+            self._name(call, "prompt", len(values), None)
 
     def sampled(self, call: CallTokens, sample: Sample) -> None:
         values = tokens.unpack_ids(sample.ids)
         logprobs = tokens.unpack_logprobs(sample.logprobs)
-        self._add(call, values, [1] * len(values), logprobs, "sampled")
+        self._add(values, [1] * len(values), logprobs)
+        for run in sample.version_spans or (VersionSpan(len(values), call.policy_version),):
+            self._name(call, "sampled", run.tokens, run.policy_version)
 
-    def _add(
-        self, call: CallTokens, ids: list[int], mask: list[int], logprobs: list[float], kind: str
+    def _add(self, ids: list[int], mask: list[int], logprobs: list[float]) -> None:
+        self.row.token_ids += ids
+        self.row.mask += mask
+        self.row.logprobs += logprobs
+
+    def _name(
+        self,
+        call: CallTokens,
+        kind: Literal["prompt", "sampled"],
+        count: int,
+        version: PolicyVersion | None,
     ) -> None:
-        row = self.row
-        start = len(row.token_ids)
-        row.token_ids += ids
-        row.mask += mask
-        row.logprobs += logprobs
-        row.spans.append(
-            Span(
-                start=start,
-                end=len(row.token_ids),
-                kind="sampled" if kind == "sampled" else "prompt",
-                call_id=call.call_id,
-                policy_version=call.policy_version if kind == "sampled" else None,
-            )
+        """Say what the next `count` tokens are."""
+        start = self.row.spans[-1].end if self.row.spans else 0
+        end = start + count
+        self.row.spans.append(
+            Span(start=start, end=end, kind=kind, call_id=call.call_id, policy_version=version)
         )
 
 

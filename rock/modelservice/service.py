@@ -10,21 +10,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from msgspec import Raw
 
 from rock.errors import (
     BadRequest,
-    ContextLengthExceeded,
     JournalError,
     QueueFull,
-    RockError,
     SessionClosed,
 )
-from rock.modelservice import export, records, wire
+from rock.modelservice import export, limits, records, wire
 from rock.modelservice.answer import Answer, AnswerChoice
 from rock.modelservice.calls import Asked, Call, Conversation, pins_set
 from rock.modelservice.engine import Engine
@@ -32,7 +30,9 @@ from rock.modelservice.rollouts import RolloutSide
 from rock.modelservice.sessions import Session, key_hash, new_id, new_key
 from rock.modelservice.settings import ServiceConfig
 from rock.modelservice.states import State
+from rock.modelservice.timers import epoch_seconds
 from rock.modelservice.trainer import TrainerSide
+from rock.modelservice.underway import UnderwaySide
 from rock.types import Clock, SessionId, SessionKey
 
 __all__ = [
@@ -70,19 +70,22 @@ class Incoming:
     retry_count: int = 0
     """What the client says: 0 for a first try."""
     stream: bool = False
+    trace: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The W3C trace headers that came with it."""
     kind: str | None = None
     """What the call is for if it is no step of the task (`auxiliary.classify`)."""
 
 
-class ModelService(TrainerSide, RolloutSide):
+class ModelService(TrainerSide, UnderwaySide, RolloutSide):
     """The service. Make it with `open`; one per state directory.
 
-    Sessions, agents and export are here; what workers call is in `TrainerSide`, groups in
-    `RolloutSide`.
+    Sessions, agents and export are here; what workers call is in `TrainerSide` and
+    `UnderwaySide`, groups in `RolloutSide`.
     """
 
     def __init__(self, engine: Engine) -> None:
         TrainerSide.__init__(self, engine)
+        UnderwaySide.__init__(self, engine)
         RolloutSide.__init__(self, engine)
 
     @property
@@ -94,16 +97,27 @@ class ModelService(TrainerSide, RolloutSide):
         """Why the service can do no more; None while all is well."""
         return self._engine.journal.error
 
+    @property
+    def connections(self) -> int:
+        """Connections of agents that wait for an answer."""
+        return self._engine.connections
+
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, config: ServiceConfig, *, clock: Clock = time.monotonic
+        cls,
+        config: ServiceConfig,
+        *,
+        clock: Clock = time.monotonic,
+        wall: Clock = epoch_seconds,
     ) -> AsyncGenerator[ModelService]:
         """Recover from the journal, serve, and on the way out flush and unlock it.
 
+        `clock` counts while this process runs; `wall`, seconds since 1970, carries deadlines over a
+        restart.
         Raises `JournalError` if the journal is locked, newer than this code, corrupt or unwritable.
         """
-        engine = Engine(config, clock)
+        engine = Engine(config, clock, wall)
         ticker: asyncio.Task[None] | None = None
         try:
             await engine.start()
@@ -126,17 +140,30 @@ class ModelService(TrainerSide, RolloutSide):
         second; tests that move the clock by hand call it."""
         self._engine.tick()
 
+    def metrics(self) -> bytes:
+        """In Prometheus' text format."""
+        return self._engine.observer.metrics.text()
+
+    def refused(self, code: str) -> None:
+        """A request was refused on the agent plane."""
+        self._engine.observer.metrics.refused.labels(code).inc()
+
     async def _keep_ticking(self) -> None:
         with contextlib.suppress(JournalError):  # told to everybody by the journal itself
+            lag, loop = self._engine.observer.metrics.lag, asyncio.get_running_loop()
             while True:
+                due = loop.time() + TICK_SECONDS
                 await asyncio.sleep(TICK_SECONDS)
+                lag.observe(max(0.0, loop.time() - due))
                 self._engine.tick()
 
     # --- sessions ---
 
     async def create_session(self, spec: wire.SessionSpec) -> NewSession:
         key = new_key()
-        record = records.SessionOpened(session=new_id(), key_sha256=key_hash(key), spec=spec)
+        record = records.SessionOpened(
+            session=new_id(), key_sha256=key_hash(key), spec=spec, at=self._engine.wall()
+        )
         await self._engine.open_session(record)
         return NewSession(session_id=SessionId(record.session), key=key)
 
@@ -171,6 +198,9 @@ class ModelService(TrainerSide, RolloutSide):
             failed=counts[State.FAILED],
             cancelled=counts[State.CANCELLED],
             close_reason=session.close_reason,
+            limit=session.limit,
+            prompt_tokens=session.prompt_tokens,
+            completion_tokens=session.completion_tokens,
             last_call_age_seconds=age,
         )
 
@@ -192,16 +222,20 @@ class ModelService(TrainerSide, RolloutSide):
         leaving. Raises `SessionClosed`, `QueueFull`, `ContextLengthExceeded` (a limit of the
         session), `BadRequest`, `JournalError`.
         """
-        _check_open(session)
+        if session.close_reason != "limit":
+            _check_open(session)
         request = incoming.request
         _check_request(request)
+        _check_text(incoming)
         conversation = self._book.conversation(session.id)
         asked = conversation.look_up(incoming.dialect, request)
         call = conversation.find_retried(asked, incoming.idempotency_key, incoming.retry_count)
         if call is not None:
+            self._admit_connection()
             self._engine.attach(call)
             durable = self._engine.journal.barrier()
         else:
+            _check_open(session)
             self._admit(session)
             call, durable = self._new_call(session, conversation, incoming, asked)
         try:
@@ -223,17 +257,24 @@ class ModelService(TrainerSide, RolloutSide):
 
     def _admit(self, session: Session) -> None:
         """Raises what says that one more call is too many."""
-        limits, totals = session.spec.limits, session.totals
-        if limits.max_calls is not None and session.calls >= limits.max_calls:
+        reached = limits.used_up(session)
+        if reached is not None:
             # Calls in flight go on; the session takes no more.
-            self._engine.close_session(session, "limit", cancel=False)
-            raise _limit_reached(session)
-        if limits.max_parked is not None and session.parked >= limits.max_parked:
+            self._engine.close_session(session, "limit", cancel=False, limit=reached)
+            raise limits.refusal(session)
+        most = session.spec.limits.max_parked
+        if most is not None and session.parked >= most:
             raise QueueFull(f"this session has {session.parked} calls waiting, its limit")
+        totals = session.totals
+        self._admit_connection()
         self._queue.admit(coming=totals[State.QUEUED] - self._queue.queued)
         parked = totals[State.QUEUED] + totals[State.LEASED]
         if parked >= self.config.max_parked:
             raise QueueFull(f"{parked} calls wait for an answer already")
+
+    def _admit_connection(self) -> None:
+        if self.connections >= self.config.max_parked:
+            raise QueueFull(f"{self.connections} connections wait for an answer already")
 
     def _new_call(
         self, session: Session, conversation: Conversation, incoming: Incoming, asked: Asked
@@ -241,7 +282,7 @@ class ModelService(TrainerSide, RolloutSide):
         if (error := self._engine.journal.error) is not None:
             raise error
         extension = conversation.graph.extend(asked.located)
-        pins = pins_set(session.spec.pins)
+        pins = _overrides(session, incoming.request)
         record = records.CallQueued(
             call=self._book.next_call_id(session),
             dialect=incoming.dialect,
@@ -253,8 +294,9 @@ class ModelService(TrainerSide, RolloutSide):
             pinned=Raw(records.encoder.encode(pins)) if pins else None,
             idempotency_key=incoming.idempotency_key,
             kind=incoming.kind,
+            at=self._engine.wall(),
         )
-        return self._engine.add_call(session, record, extension)
+        return self._engine.add_call(session, record, extension, incoming.trace)
 
     # --- export ---
 
@@ -269,18 +311,30 @@ class ModelService(TrainerSide, RolloutSide):
 
 def _check_open(session: Session) -> None:
     if session.close_reason == "limit":
-        raise _limit_reached(session)
+        raise limits.refusal(session)
     if session.close_reason is not None:
         raise SessionClosed(f"this session is closed: {session.close_reason}")
 
 
-def _limit_reached(session: Session) -> RockError:
-    # Agents know this error and stop cleanly on it; the session records the true reason.
-    calls = session.spec.limits.max_calls
-    return ContextLengthExceeded(
-        f"This model's maximum context length is used up: the session's limit of {calls} calls is "
-        "reached."
-    )
+def _overrides(session: Session, request: wire.CanonicalRequest) -> dict[str, object]:
+    """What the session's pins and budget put in place of the agent's values."""
+    pins = pins_set(session.spec.pins)
+    room = limits.completion_room(session, request.n)
+    if room is not None:
+        asked = session.spec.pins.max_tokens or request.max_tokens
+        if asked is None or asked > room:
+            pins["max_tokens"] = room
+    return pins
+
+
+def _check_text(incoming: Incoming) -> None:
+    """What becomes part of a record besides the body: the graph is changed before that is written."""
+    for name, text in (("Idempotency-Key", incoming.idempotency_key), ("kind", incoming.kind)):
+        if text is not None and not text.isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError as exc:
+                raise BadRequest(f"{name}: not valid Unicode", param=name) from exc
 
 
 def _check_request(request: wire.CanonicalRequest) -> None:

@@ -1,9 +1,16 @@
-"""What is due when: one moment per name, in O(log n), without a timer object for each."""
+"""What is due when: one moment per name, in O(log n), without a timer object for each; and the time
+of day, which goes on while no process runs."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from datetime import UTC, datetime
+
+
+def epoch_seconds() -> float:
+    """Seconds since 1970: the one clock that two runs of a service share."""
+    return datetime.now(UTC).timestamp()
 
 
 class Timers:
@@ -15,6 +22,10 @@ class Timers:
 
     def __len__(self) -> int:
         return len(self._moments)
+
+    def moment(self, name: str) -> float | None:
+        """When a name is due; None if it is not known."""
+        return self._moments.get(name)
 
     def set(self, name: str, moment: float) -> None:
         self._moments[name] = moment

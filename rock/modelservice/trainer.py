@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import msgspec
 
-from rock.errors import LeaseLost, NotFound
+from rock.errors import BadRequest, CallFailed, LeaseLost
 from rock.modelservice import completions, records, tokens, wire
 from rock.modelservice.answer import Answer
 from rock.modelservice.batches import check_claim, check_positive, each, tried
 from rock.modelservice.calls import Call, failure
 from rock.modelservice.engine import TRAINER_BACKEND, Engine
 from rock.modelservice.queue import Held, Ticket
-from rock.modelservice.states import OPEN, Event, State
-from rock.types import CallId, LeaseId, PolicyVersion, WorkerId
+from rock.modelservice.states import Event, State
+from rock.types import LeaseId, PolicyVersion, WorkerId
+
+CANNOT_CONTINUE = "cannot_continue"
+"""What a worker says that cannot begin with `Lease.prefix`."""
 
 
 class TrainerSide:
@@ -39,7 +43,7 @@ class TrainerSide:
         leases = self._claim_now(request, backend)
         end = time.monotonic() + min(request.wait_seconds, self._engine.config.max_wait_seconds)
         while not leases and (left := end - time.monotonic()) > 0:
-            if not await bell.wait(left) or self._engine.stopping:
+            if not await bell.wait(left, name=request.worker_id) or self._engine.stopping:
                 break
             leases = self._claim_now(request, backend)
         state = self._book.policy.state if backend == TRAINER_BACKEND else "running"
@@ -64,28 +68,51 @@ class TrainerSide:
             if held is None:
                 break
             self._engine.lease_record(held)
-            leases.append(self._lease(held, seconds))
+            leases.append(self._lease(held, seconds, delta=request.delta))
         return leases
 
     def _fresh(self, ticket: Ticket, version: PolicyVersion | None) -> bool:
         session = self._book.sessions.get(ticket.session_id)
-        if session.stale_at(version, self._engine.config.max_staleness):
+        bound = session.spec.limits.max_staleness
+        if bound is None:
+            bound = self._engine.config.max_staleness
+        if session.stale_at(version, bound):
             self._engine.close_session(session, "stale")
             return False
         return True
 
-    def _lease(self, held: Held, seconds: float) -> wire.Lease:
+    def leases(self, request: wire.LeasesRequest) -> wire.LeasesReply:
+        """Leases that are out, whole, for a worker that lacks what a delta claim left out."""
+        now = self._engine.clock()
+        found: list[wire.Lease] = []
+        for lease_id in request.lease_ids:
+            with contextlib.suppress(LeaseLost):
+                held = self._queue.held(LeaseId(lease_id))
+                left = self._queue.expires_in(held.id, now=now)
+                found.append(self._lease(held, left, delta=False))
+        return wire.LeasesReply(found)
+
+    def _lease(self, held: Held, seconds: float, *, delta: bool) -> wire.Lease:
         call = self._book.calls[held.ticket.id]
+        conversation = self._book.conversation(call.session_id)
+        request, omitted, parent = None, None, None
+        if call.parent is not None:
+            if delta and call.parent.answered_by == held.worker_id:
+                request, omitted = conversation.request_after(call, call.parent)
+            parent = _parent(call, call.parent, with_ids=omitted is None)
         return wire.Lease(
             lease_id=held.id,
             call_id=call.id,
             session_id=call.session_id,
             delivery=call.deliveries,
             expires_in_seconds=seconds,
-            request=self._book.conversation(call.session_id).request_of(call),
-            parent=_parent(call),
+            request=request or conversation.request_of(call),
+            parent=parent,
+            omitted=omitted,
+            prefix=None if call.said is None else call.said.prefix(),
             labels=dict(call.session.labels),
             kind=call.kind,
+            traceparent=self._engine.observer.spans.traceparent(call.id),
         )
 
     async def complete(self, request: wire.CompleteRequest) -> wire.BatchReply:
@@ -100,7 +127,7 @@ class TrainerSide:
 
     def _complete_one(self, completion: wire.Completion) -> str | None:
         prepared = completions.prepare(completion)
-        call = self._call_of(completion.lease_id)
+        call = self._book.call_of_lease(completion.lease_id)
         if call.answered_lease == completion.lease_id:
             if call.fingerprint == prepared.fingerprint and isinstance(call.stored, Answer):
                 return call.stored.untrainable
@@ -110,16 +137,35 @@ class TrainerSide:
         version = completion.policy_version
         if version is None:
             version = held.policy_version
+        self._check_prefix(call, prepared)
         record = completions.answered(call, wanted, prepared, version)
         self._engine.complete(call, record)
+        call.answered_by = held.worker_id
         return record.untrainable
+
+    def _check_prefix(self, call: Call, prepared: completions.Prepared) -> None:
+        """Raises `BadRequest`, and fails the call, if agents have read another beginning."""
+        reason = completions.reason_against_prefix(call, prepared)
+        if reason is None:
+            return
+        if not call.shown:
+            self._engine.drop_spans(call)
+            return
+        message = f"the answer cannot be finished: {reason}"
+        self._engine.end(call, Event.FAIL, CallFailed(message))
+        raise BadRequest(f"the completion was refused and the call failed: {reason}")
 
     async def fail(self, request: wire.FailRequest) -> wire.BatchReply:
         """End calls without an answer; the agent sees the error that `code` names."""
 
         def fail_one(item: wire.Failure) -> None:
-            call = self._call_of(item.lease_id)
-            self._queue.held(LeaseId(item.lease_id))
+            call = self._book.call_of_lease(item.lease_id)
+            held = self._queue.held(LeaseId(item.lease_id))
+            if item.code == CANNOT_CONTINUE and call.said is not None and not call.shown:
+                # Nobody has read it yet, so the next worker may begin afresh.
+                self._engine.drop_spans(call)
+                self._engine.give_back(held)
+                return
             self._engine.end(call, Event.FAIL, failure(item.code, item.message))
 
         results = [
@@ -134,7 +180,7 @@ class TrainerSide:
         seconds = min(request.lease_seconds, self._engine.config.max_lease_seconds)
 
         def renew_one(lease_id: str) -> None:
-            self._call_of(lease_id)
+            self._book.call_of_lease(lease_id)
             self._queue.renew(LeaseId(lease_id), now=self._engine.clock(), lease_seconds=seconds)
 
         return each(request.lease_ids, renew_one)
@@ -143,25 +189,18 @@ class TrainerSide:
         """Give leases back: their calls are handed out again, before all others."""
 
         def release_one(lease_id: str) -> None:
-            self._call_of(lease_id)
+            self._book.call_of_lease(lease_id)
             self._engine.give_back(self._queue.held(LeaseId(lease_id)))
 
         return each(request.lease_ids, release_one)
 
-    def _call_of(self, lease_id: str) -> Call:
-        """The call a lease was on. Raises `NotFound`, and `LeaseLost` if the call has ended."""
-        call = self._book.calls.get(CallId(lease_id.rpartition(".")[0]))
-        if call is None:
-            raise NotFound(f"there is no lease {lease_id!r}")
-        if call.state not in OPEN and call.answered_lease != lease_id:
-            raise LeaseLost(f"call {call.id} is {call.state}; drop the work")
-        return call
-
     async def policy(self, update: wire.PolicyUpdate | None = None) -> wire.PolicyStatus:
         """Read or change policy version and state.
 
-        Pausing stops claims of the trainer's queue. `hold` leaves leases as they are; `drain` also
-        waits (bounded, like a long-poll) until none is left; `requeue` takes them back at once.
+        Pausing stops claims of the trainer's queue. `hold` leaves leases with their workers and lets
+        the leases' clocks stand still until `resume`; `drain` also waits (bounded, like a long-poll)
+        until none is left; `requeue` takes them back at once and tells their workers. Deadlines of
+        calls and sessions run on. State `running` resumes.
         """
         if update is None:
             return self._policy_status()
@@ -174,15 +213,25 @@ class TrainerSide:
             self._book.policy = new
             self._engine.note(new)
         if new.state == "running":
+            self._queue.thaw(TRAINER_BACKEND, now=self._engine.clock())
             self._engine.bells[TRAINER_BACKEND].ring_all()
-        elif update.mode == "requeue":
-            for held in self._queue.leases():
-                if held.ticket.backend == TRAINER_BACKEND:
-                    self._engine.give_back(held)
-        elif update.mode == "drain" and self._trainer_leases():
-            await self._engine.drained.wait(self._engine.config.max_wait_seconds)
+        elif update.state is not None:
+            await self._pause(update.mode)
         await self._engine.journal.barrier()
         return self._policy_status()
+
+    async def _pause(self, mode: wire.PauseMode) -> None:
+        now = self._engine.clock()
+        if mode == "hold":
+            self._queue.freeze(TRAINER_BACKEND, now=now)
+            return
+        self._queue.thaw(TRAINER_BACKEND, now=now)
+        if mode == "requeue":
+            for held in self._queue.leases():
+                if held.ticket.backend == TRAINER_BACKEND:
+                    self._engine.take_back(held)
+        elif self._trainer_leases():
+            await self._engine.drained.wait(self._engine.config.max_wait_seconds)
 
     def _trainer_leases(self) -> int:
         return sum(held.ticket.backend == TRAINER_BACKEND for held in self._queue.leases())
@@ -212,9 +261,8 @@ class _Choices(msgspec.Struct):
     n: int = 1
 
 
-def _parent(call: Call) -> wire.Parent | None:
-    if call.parent is None:
-        return None
-    known = call.parent.tokens
-    ids = None if known is None else tokens.unpack_ids(known.sequence_ids(call.parent_choice))
-    return wire.Parent(call.parent.id, call.parent_choice, call.covers, ids)
+def _parent(call: Call, parent: Call, *, with_ids: bool) -> wire.Parent:
+    ids = None
+    if with_ids and parent.tokens is not None:
+        ids = tokens.unpack_ids(parent.tokens.sequence_ids(call.parent_choice))
+    return wire.Parent(parent.id, call.parent_choice, call.covers, ids)

@@ -64,10 +64,16 @@ def completion(
 
 @asynccontextmanager
 async def running(
-    state_dir: Path, clock: FakeClock | None = None, **config: Any
+    state_dir: Path,
+    clock: FakeClock | None = None,
+    **config: Any,
 ) -> AsyncGenerator[ModelService]:
+    """`config` are settings, and `wall` for a time of day that is moved by hand."""
+    clocks: dict[str, FakeClock] = {"clock": clock or FakeClock()}
+    if "wall" in config:
+        clocks["wall"] = config.pop("wall")
     settings = ServiceConfig(state_dir=state_dir, **config)
-    async with ModelService.open(settings, clock=clock or FakeClock()) as service:
+    async with ModelService.open(settings, **clocks) as service:
         yield service
 
 
@@ -78,9 +84,8 @@ async def open_session(service: ModelService, **spec: Any) -> Session:
 
 async def claim(service: ModelService, count: int = 1, **fields: Any) -> list[wire.Lease]:
     """What can be claimed now, without waiting."""
-    request = wire.ClaimRequest(
-        worker_id="w", max_leases=count, wait_seconds=0.0, **{"policy_version": 1, **fields}
-    )
+    fields = {"policy_version": 1, **fields}
+    request = wire.ClaimRequest(worker_id="w", max_leases=count, wait_seconds=0.0, **fields)
     return (await service.claim(request)).leases
 
 

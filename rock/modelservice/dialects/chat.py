@@ -9,7 +9,6 @@ streamed as id and name first and arguments after, `[DONE]` at the end, errors a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -25,19 +24,17 @@ from rock.modelservice.dialects.base import (
     History,
     LocalHandler,
     Parsed,
+    Spoken,
     fields_of,
     take,
     wrong,
 )
 from rock.modelservice.dialects.openai_errors import error_body, error_reply
+from rock.modelservice.timers import epoch_seconds
 from rock.modelservice.wire import CanonicalRequest, ToolCall, Usage
 
 MAX_CHOICES = 128
 Object = dict[str, Any]
-
-
-def epoch_seconds() -> float:
-    return datetime.now(UTC).timestamp()
 
 
 class ChatDialect:
@@ -221,9 +218,21 @@ class ChatStream:
             "created": int(renderer.now()),
             "model": renderer.model,
         }
+        self._said = Spoken()
 
     def keepalive(self) -> bytes:
         return self._chunk(0, {})
+
+    def delta(self, text: str, reasoning: str) -> bytes:
+        if not text and not reasoning:
+            return b""
+        frames = [] if self._said.begun else [self._chunk(0, {"role": "assistant", "content": ""})]
+        self._said.add(text, reasoning)
+        if reasoning:
+            frames.append(self._chunk(0, {"reasoning_content": reasoning}))
+        if text:
+            frames.append(self._chunk(0, {"content": text}))
+        return b"".join(frames)
 
     def answer(self, answer: Answer) -> Iterator[bytes]:
         self._head.update(self._renderer.prompt(answer))
@@ -239,10 +248,11 @@ class ChatStream:
         return sse.encode(error_body(exc))
 
     def _deltas(self, index: int, choice: AnswerChoice) -> Iterator[bytes]:
-        message = choice.message
-        yield self._chunk(
-            index, {"role": "assistant", "content": None if message.tool_calls else ""}
-        )
+        message = self._said.rest(choice.message)
+        if not self._said.begun:
+            yield self._chunk(
+                index, {"role": "assistant", "content": None if message.tool_calls else ""}
+            )
         if message.reasoning_content:
             yield self._chunk(index, {"reasoning_content": message.reasoning_content})
         if message.content:

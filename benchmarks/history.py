@@ -1,0 +1,132 @@
+"""Conversations that grow to 100,000 tokens: does a turn cost what is new in it?
+
+Every session asks 30 times and its body grows to 400 KB, as an agent's history does; all sessions go
+turn by turn together, so that the CPU of each turn is known. After each turn the same bodies are
+sent once more with a value that is refused (`n` 0): what that costs is reading the body (HTTP, JSON,
+the checks of each message), which no server that is sent the whole history can avoid. What is left
+is the cost of the turn itself.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+
+from load import Rounds, post, rounds
+from proc import cpu_seconds, pin, resident_bytes
+from side import SERVER_CORE
+from targets import PATH, rock_service, trainer
+from trainer import ANSWER
+
+from rock.modelservice.client import AdminClient
+
+TURNS = 30
+BODY_BYTES = 400_000
+ROUND_SECONDS = 60.0
+EARLY, LATE = slice(4, 10), slice(24, 30)
+
+
+@dataclass(frozen=True)
+class Turn:
+    turn: int
+    body_bytes: int
+    cpu_us: float
+    """Of the service, per call."""
+    read_cpu_us: float
+    """Of the service, for a request with the same body that is refused once it is read."""
+    per_second: float
+
+
+@dataclass(frozen=True)
+class History:
+    sessions: int
+    turns: list[Turn]
+    errors: int
+    per_second: float
+    """Over all turns, wall clock."""
+    per_cpu_second: float
+    """Turns per second of the service process's own CPU time: what one core gives."""
+    early_cpu_us: float
+    late_cpu_us: float
+    """A turn without reading the body: medians of turns 5 to 10 and 25 to 30."""
+    memory_bytes_per_session: float
+
+
+class Talk:
+    """One session's conversation as its client sends it."""
+
+    def __init__(self, number: int, key: str) -> None:
+        self._key = key
+        said = json.dumps({"role": "assistant", "content": ANSWER}).encode()
+        heard = "x" * (BODY_BYTES // TURNS - len(said) - 60)
+        self._messages: list[bytes] = []
+        self._said = said
+        self._heard = [
+            json.dumps(
+                {"role": "user", "content": f"session {number} turn {turn} {heard}"}
+            ).encode()
+            for turn in range(TURNS)
+        ]
+
+    def request(self, turn: int) -> bytes:
+        self._messages += [self._said] * (turn > 0) + [self._heard[turn]]
+        return self._post(b"1")
+
+    def refused(self) -> bytes:
+        return self._post(b"0")
+
+    def _post(self, n: bytes) -> bytes:
+        body = b'{"model":"policy","messages":[%b],"n":%b}' % (b", ".join(self._messages), n)
+        return post(PATH, body, key=self._key)
+
+
+async def growing(sessions: int, folder: Path) -> History:
+    async with (
+        rock_service(folder, "rock-history") as (target, service),
+        trainer(service, "long"),
+        AdminClient(service.control_url, service.keys.admin_key) as admin,
+        rounds("127.0.0.1", target.port, sessions) as load,
+    ):
+        pin([target.pid], SERVER_CORE)
+        talks = [Talk(n, (await admin.create_session()).key) for n in range(sessions)]
+        memory = resident_bytes(target.pid)
+        turns: list[Turn] = []
+        errors = 0
+        for turn in range(TURNS):
+            asked = [talk.request(turn) for talk in talks]
+            cpu, per_second, bad = await _round(load, asked, target.pid)
+            errors += bad
+            refused = [talk.refused() for talk in talks]
+            read_cpu, _, answered = await _round(load, refused, target.pid)
+            errors += sessions - answered  # every one must be refused
+            turns.append(Turn(turn + 1, len(asked[0]), cpu, read_cpu, per_second))
+        memory = resident_bytes(target.pid) - memory
+    return _summed(sessions, turns, errors, memory)
+
+
+async def _round(load: Rounds, requests: list[bytes], pid: int) -> tuple[float, float, int]:
+    """(CPU microseconds per request, requests per second, replies that were no 200)"""
+    before = cpu_seconds(pid)
+    load.send(requests)
+    result = await load.answered(seconds=ROUND_SECONDS)
+    used = cpu_seconds(pid) - before
+    done = len(result.latencies_seconds) + result.errors
+    return 1e6 * used / len(requests), done / result.wall_seconds, result.errors
+
+
+def _summed(sessions: int, turns: list[Turn], errors: int, memory: int) -> History:
+    def own(part: slice) -> float:
+        return statistics.median(turn.cpu_us - turn.read_cpu_us for turn in turns[part])
+
+    return History(
+        sessions=sessions,
+        turns=turns,
+        errors=errors,
+        per_second=TURNS / sum(1 / turn.per_second for turn in turns),
+        per_cpu_second=1e6 * TURNS / sum(turn.cpu_us for turn in turns),
+        early_cpu_us=own(EARLY),
+        late_cpu_us=own(LATE),
+        memory_bytes_per_session=memory / sessions,
+    )
