@@ -7,6 +7,7 @@ Closing a connection ends what it asked for. A helper that is gone, or does not 
 
 from __future__ import annotations
 
+import array
 import asyncio
 import errno
 import os
@@ -272,10 +273,9 @@ async def _receive(conn: socket.socket) -> tuple[Frame, int]:
         while True:
             await _readable(conn)
             try:
-                data, passed, _, _ = socket.recv_fds(conn, 65536, 1, socket.MSG_CMSG_CLOEXEC)
+                data = _receive_some(conn, descriptors)
             except BlockingIOError:
                 continue
-            descriptors += passed
             if not data:
                 raise ConnectionResetError("the helper closed the connection")
             for frame in decoder.feed(data):
@@ -283,6 +283,16 @@ async def _receive(conn: socket.socket) -> tuple[Frame, int]:
     finally:
         for fd in descriptors:
             os.close(fd)
+
+
+def _receive_some(conn: socket.socket, descriptors: list[int]) -> bytes:
+    """Like `socket.recv_fds`, which loses its flags: what is received must not reach children."""
+    room = socket.CMSG_LEN(array.array("i").itemsize)
+    data, parts, _, _ = conn.recvmsg(65536, room, socket.MSG_CMSG_CLOEXEC)
+    for level, kind, content in parts:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors.extend(array.array("i", content))
+    return data
 
 
 async def _readable(conn: socket.socket) -> None:

@@ -174,6 +174,11 @@ class ChannelSandbox(Sandbox):
             await asyncio.wait((self._stopping,))
             raise
 
+    @property
+    def stopped(self) -> bool:
+        """True once `stop` has been asked for."""
+        return self._stopping is not None
+
     async def _end(self) -> None:
         await self._remove()
 

@@ -1,4 +1,4 @@
-"""Where the installed package keeps `rock-init`, the program that runs inside every sandbox."""
+"""Where the helper program is. It is built with the package and never downloaded."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from pathlib import Path
 
 from rock.errors import ProviderUnavailable
 
+HELPER = Path(__file__).parent / "native" / "rock-init"
+
 
 def helper_path() -> Path:
-    """The helper for this machine. Raises `ProviderUnavailable` if the package was not built."""
-    path = Path(__file__).resolve().parent / "native" / "rock-init"
-    if not os.access(path, os.X_OK):
+    """The static `rock-init` for this machine. Raises `ProviderUnavailable` when it was not built."""
+    if not os.access(HELPER, os.X_OK):
         raise ProviderUnavailable(
-            f"{path} is missing: the package was not built; install it with `pip install .` "
-            "(it compiles the helper) or, in a clone, run `make setup`"
+            f"the sandbox helper {HELPER} is missing; install the package again "
+            "(`pip install .`), which builds it with a C compiler or with ziglang"
         )
-    return path
+    return HELPER

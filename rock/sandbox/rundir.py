@@ -46,11 +46,7 @@ def make(base: Path, sandbox_id: str, owner: Owner) -> Path:
     prepare_base(base)
     folder = base / sandbox_id
     folder.mkdir(mode=0o700)
-    run = folder / "run"
-    run.mkdir()
-    # The helper is root in the container without the right to override file modes. For a host user
-    # other than root it needs a directory open to all; the 0700 parent keeps other host users out.
-    run.chmod(0o700 if os.geteuid() == 0 else 0o777)
+    (folder / "run").mkdir(mode=0o700)
     (folder / "owner.json").write_text(json.dumps(owner.labels()))
     return folder
 

@@ -60,7 +60,7 @@ def put_tree(
     stream = _Stream(conn)
     try:
         stream.send(FrameType.PUT, frames.text(target) + frames.text(owner))
-        _put_entry(stream, os.fsencode(source.resolve(strict=True)), b"")
+        _put_entry(stream, source.resolve(strict=True), b"")
         stream.send(FrameType.COMMIT)
         stream.flush()
     except (BrokenPipeError, ConnectionResetError):
@@ -76,23 +76,23 @@ def put_tree(
         raise SandboxDied(f"the sandbox went away during an upload: {exc}") from exc
 
 
-def _put_entry(stream: _Stream, host: bytes, path: bytes) -> None:
-    info = os.lstat(host)
+def _put_entry(stream: _Stream, host: Path, path: bytes) -> None:
+    info = host.lstat()
     mode = frames.u32(info.st_mode & _TREE_MODES)
     if stat.S_ISLNK(info.st_mode):
-        stream.send(FrameType.LINK, frames.text(path) + frames.text(os.readlink(host)))
+        to = os.fsencode(host.readlink())
+        stream.send(FrameType.LINK, frames.text(path) + frames.text(to))
     elif stat.S_ISDIR(info.st_mode):
         stream.send(FrameType.DIR, frames.text(path) + mode)
-        with os.scandir(host) as entries:
-            names = sorted(entry.name for entry in entries)
-        for name in names:
-            _put_entry(stream, os.path.join(host, name), path + b"/" + name if path else name)  # noqa: PTH118 - names are bytes, which pathlib does not take
+        for child in sorted(host.iterdir()):
+            name = os.fsencode(child.name)
+            _put_entry(stream, child, path + b"/" + name if path else name)
     elif stat.S_ISREG(info.st_mode):
         stream.send(FrameType.FILE, frames.text(path) + mode)
         _put_content(stream, host)
 
 
-def _put_content(stream: _Stream, host: bytes) -> None:
+def _put_content(stream: _Stream, host: Path) -> None:
     fd = os.open(host, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         while data := os.read(fd, _CHUNK_BYTES):
@@ -137,7 +137,7 @@ class _Incoming:
     """Writes entries below `target`. A parent must be a directory that an earlier entry made."""
 
     def __init__(self, target: Path, max_bytes: int, max_entries: int) -> None:
-        self._target = os.fsencode(target)
+        self._target = target
         self._max_bytes = max_bytes
         self._max_entries = max_entries
         self._bytes = 0
@@ -159,11 +159,11 @@ class _Incoming:
         place = self._place(path)
         if frame.type is FrameType.LINK:
             to, _ = frames.take_text(frame.body, offset)
-            os.symlink(to, place)  # noqa: PTH211 - names are bytes, which pathlib does not take
+            place.symlink_to(os.fsdecode(to))
             return
         mode = frames.take_u32(frame.body, offset)[0] & _TREE_MODES
         if frame.type is FrameType.DIR:
-            os.mkdir(place, 0o700)  # noqa: PTH102 - names are bytes, which pathlib does not take
+            place.mkdir(0o700)
             self._dirs[path] = mode
         elif frame.type is FrameType.FILE:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -172,7 +172,7 @@ class _Incoming:
         else:
             raise frames.ProtocolError(f"{frame.type.name} in a tree")
 
-    def _place(self, path: bytes) -> bytes:
+    def _place(self, path: bytes) -> Path:
         if not path:
             if self._entries > 1:
                 raise UnsafeArchive("the tree has two roots")
@@ -180,7 +180,10 @@ class _Incoming:
         parent, _, name = path.rpartition(b"/")
         if parent not in self._dirs or name in (b"", b".", b".."):
             raise UnsafeArchive(f"the entry {path!r} would leave the target directory")
-        return self._target + b"/" + path
+        return self._below(path)
+
+    def _below(self, path: bytes) -> Path:
+        return self._target / os.fsdecode(path) if path else self._target
 
     def _write(self, data: bytes) -> None:
         self._bytes += len(data)
@@ -202,7 +205,7 @@ class _Incoming:
         """Directories get their modes last, innermost first; their owner can always remove them."""
         self._close_file()
         for path, mode in reversed(self._dirs.items()):
-            os.chmod(self._target + b"/" + path if path else self._target, mode | stat.S_IRWXU)  # noqa: PTH101 - names are bytes, which pathlib does not take
+            self._below(path).chmod(mode | stat.S_IRWXU)
         self._finished = True
 
     def close(self) -> None:
@@ -211,5 +214,5 @@ class _Incoming:
             return
         if self._dirs:
             shutil.rmtree(self._target, ignore_errors=True)
-        elif os.path.lexists(self._target):
-            os.unlink(self._target)  # noqa: PTH108 - names are bytes, which pathlib does not take
+        else:
+            self._target.unlink(missing_ok=True)

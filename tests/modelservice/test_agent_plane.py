@@ -248,13 +248,12 @@ async def test_keepalive_events_reach_a_stream_while_nobody_answers(tmp_path: Pa
             assert reply.status_code == 200
             assert reply.headers["content-type"] == "text/event-stream"
             decoder, events = Decoder(), list[str]()
-            async for chunk in reply.aiter_bytes():
-                events += [event.data for event in decoder.feed(chunk)]
-                if len(events) == 3:
-                    break
+            pieces_of_reply = reply.aiter_bytes()
+            while len(events) < 3:
+                events += [event.data for event in decoder.feed(await anext(pieces_of_reply))]
             leases = (await trainer.claim("w", wait_seconds=5)).leases
             await trainer.complete(await ScriptedPolicy(["late"])(leases))
-            async for chunk in reply.aiter_bytes():
+            async for chunk in pieces_of_reply:
                 events += [event.data for event in decoder.feed(chunk)]
     assert events[-1] == "[DONE]"
     chunks = [json.loads(event) for event in events[:-1]]

@@ -18,6 +18,7 @@ from rock.errors import (
 from rock.modelservice import tokens
 from rock.modelservice.answer import Answer, AnswerChoice
 from rock.modelservice.dialects.chat import ChatDialect
+from rock.modelservice.rows import CallTokens
 from rock.modelservice.sse import Decoder
 from rock.modelservice.wire import (
     AssistantMessage,
@@ -62,7 +63,12 @@ def answer(*choices: AnswerChoice, usage: Usage | None = None) -> Answer:
         usage=usage,
         policy_version=3,
         untrainable=None,
-        packed_prompt_ids=tokens.pack_ids([1, 2]),
+        tokens=CallTokens(
+            call_id=CallId("c1"),
+            policy_version=3,
+            samples=(),
+            prompt=tokens.pack_ids([1, 2]),
+        ),
     )
 
 

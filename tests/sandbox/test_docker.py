@@ -13,6 +13,7 @@ import pytest
 from rock import process
 from rock.config import inherited_environment, read_environment
 from rock.errors import ConfigError, ProviderUnavailable, SandboxDied, SandboxError
+from rock.sandbox import frames
 from rock.sandbox.base import ExecStatus, Mount, SandboxSpec
 from rock.sandbox.docker import DockerProvider
 from rock.sandbox.engine import Container, Engine
@@ -146,6 +147,26 @@ async def test_the_host_root_has_programs_and_no_secrets(provider: DockerProvide
     assert len(missing) == 4, lines
     assert any("Read-only" in line or "Permission denied" in line for line in lines)
     assert lines[-2:] == ["written", "42"]
+
+
+KNOCK = """
+import socket
+with socket.socket(socket.AF_UNIX) as conn:
+    conn.connect("/rock/run/box.sock")
+    conn.sendall(bytes([1, 0, 0, 0, ord("P")]))
+    print(conn.recv(100))
+"""
+
+
+async def test_a_command_cannot_speak_to_the_helper_even_as_root(provider: DockerProvider) -> None:
+    assert frames.encode(frames.FrameType.PING) == bytes([1, 0, 0, 0, ord("P")])
+    async with await provider.create(SandboxSpec(image=TEST_IMAGE)) as box:
+        as_agent = await box.exec(["python3", "-c", KNOCK], timeout_seconds=10)
+        as_root = await box.exec(["python3", "-c", KNOCK], timeout_seconds=10, user="root")
+        assert (await box.exec(["true"], timeout_seconds=10)).ok
+    assert b"PermissionError" in as_agent.stderr
+    cut_off = (b"ConnectionReset", b"BrokenPipe")
+    assert as_root.stdout == b"b''\n" or any(name in as_root.stderr for name in cut_off), as_root
 
 
 async def test_an_images_own_variables_and_user_are_the_commands(provider: DockerProvider) -> None:

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from rock.errors import BadRequest, CallFailed, QueueFull, RockError, ServiceUnavailable
-from rock.modelservice import sse, tokens
+from rock.modelservice import sse
 from rock.modelservice.answer import Answer, AnswerChoice
 from rock.modelservice.dialects.base import (
     ErrorReply,
@@ -204,9 +204,8 @@ class ChatRenderer(Struct, frozen=True):
 
     def prompt(self, answer: Answer) -> Object:
         """The prompt's ids, for a client that asked and while they are known."""
-        if not self.token_ids or answer.packed_prompt_ids is None:
-            return {}
-        return {"prompt_token_ids": tokens.unpack_ids(answer.packed_prompt_ids)}
+        ids = answer.prompt_token_ids if self.token_ids else None
+        return {} if ids is None else {"prompt_token_ids": ids}
 
     def tokens(self, choice: AnswerChoice) -> Object:
         """What the client asked to see of the tokens, if the worker gave them."""

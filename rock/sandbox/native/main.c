@@ -49,6 +49,19 @@ static void raise_open_files(void) {
     }
 }
 
+/* The socket belongs to whoever made its directory: on the host that need not be root. */
+static void hand_over(const char *path) {
+    char *folder = strdup(path), *slash = folder ? strrchr(folder, '/') : NULL;
+    struct stat info;
+    if (slash) {
+        *slash = 0;
+        if (stat(*folder ? folder : "/", &info) == 0 && info.st_uid != geteuid())
+            if (chown(path, info.st_uid, info.st_gid))
+                fprintf(stderr, "rock-init: cannot hand over %s: %s\n", path, strerror(errno));
+    }
+    free(folder);
+}
+
 static int listen_at(const char *path) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     if (strlen(path) >= sizeof address.sun_path) {
@@ -64,6 +77,7 @@ static int listen_at(const char *path) {
         close(fd);
         return -1;
     }
+    hand_over(path);
     return fd;
 }
 

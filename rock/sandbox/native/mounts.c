@@ -21,6 +21,7 @@ enum step_kind {
     STEP_DIR = 'D',
     STEP_FILE = 'F',    /* with `text` as content */
     STEP_LINK = 'L',    /* to `text` */
+    STEP_TMPFS = 'T',   /* of `text` bytes */
     STEP_OVERLAY = 'O', /* the host directory `text`, private changes on top */
     STEP_BIND = 'B',    /* the host path `text` itself; mode 1: read-only, 2: a device */
 };
@@ -155,6 +156,14 @@ static void mount_overlay(const struct step *step) {
     close(step->fd);
 }
 
+static void mount_small_tmpfs(const struct step *step) {
+    const char *path = relative(step);
+    char options[64];
+    make_directories(path, 0755);
+    snprintf(options, sizeof options, "mode=%o,size=%s", step->mode, step->text);
+    check(mount("rock", path, "tmpfs", MS_NOSUID | MS_NODEV, options), "mount", step->path);
+}
+
 /* A bind's target is a file or a directory, like its source. */
 static void make_target(const struct step *step, const char *path) {
     struct stat source;
@@ -193,6 +202,7 @@ static void take(const struct step *step) {
     case STEP_FILE: make_file(step); break;
     case STEP_LINK: make_link(step); break;
     case STEP_OVERLAY: mount_overlay(step); break;
+    case STEP_TMPFS: mount_small_tmpfs(step); break;
     case STEP_BIND: mount_bind(step); break;
     default: errno = EINVAL; fail_step("take step", step->path);
     }

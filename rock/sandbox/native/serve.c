@@ -9,6 +9,7 @@
 #include "rock_init.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -33,6 +34,7 @@ static size_t handler_count;
 
 static int handle(int conn) {
     struct frame frame;
+    fcntl(conn, F_SETFL, 0); /* waiting is what this process is for */
     if (read_frame(conn, &frame) <= 0) return 0;
     switch (frame.type) {
     case REQ_PING: {
@@ -158,6 +160,15 @@ static int open_signals(void) {
     return signalfd(-1, &watched, SFD_CLOEXEC | SFD_NONBLOCK);
 }
 
+/* A command that could speak to us would start others outside its own bounds. As PID 1 we see the
+ * pid of whoever connects from inside; the owner, outside this PID namespace, has none here. */
+static int comes_from_inside(int conn) {
+    struct ucred peer = {0};
+    socklen_t size = sizeof peer;
+    if (getpid() != 1) return 0;
+    return getsockopt(conn, SOL_SOCKET, SO_PEERCRED, &peer, &size) || peer.pid != 0;
+}
+
 static int wait_ms(int64_t first_ns, int64_t second_ns) {
     int64_t until = first_ns && (!second_ns || first_ns < second_ns) ? first_ns : second_ns;
     if (!until) return -1;
@@ -190,7 +201,8 @@ int serve(const struct serving *serving) {
         if (polls[count - 3].revents && take_signals(signals)) break;
         if (polls[count - 2].revents) {
             int conn = accept4(serving->listener, NULL, NULL, SOCK_CLOEXEC);
-            if (conn >= 0) start_handler(conn, serving, signals);
+            if (conn >= 0 && comes_from_inside(conn)) close(conn);
+            else if (conn >= 0) start_handler(conn, serving, signals);
         }
         if (polls[count - 1].revents) going = take_from_control(serving, signals);
         reap();

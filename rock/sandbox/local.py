@@ -1,0 +1,196 @@
+"""The `local` provider: sandboxes of Linux namespaces, without an engine and without root.
+
+A sandbox is a process tree in user, mount, process, network, ipc, host-name and cgroup namespaces of
+its own. Its files are on a tmpfs that only these namespaces know, so its end leaves nothing to
+remove. The harness holds one end of the helper's control socket: when the harness goes, even by
+SIGKILL, the kernel closes that end and the helper ends the sandbox. What is not isolated is listed
+in `docs/sandbox.md`. Where the kernel refuses user namespaces, this raises `ProviderUnavailable` with
+the remedy; it never runs a command without isolation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import resource
+import secrets
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+from rock import process
+from rock.errors import ConfigError, ProviderUnavailable, SandboxError
+from rock.sandbox import box_spec
+from rock.sandbox.base import Availability, Provider, Sandbox, SandboxSpec
+from rock.sandbox.box_spec import Ids
+from rock.sandbox.channel import Channel, connect_by_control
+from rock.sandbox.channel_sandbox import ChannelSandbox, common_rlimits
+from rock.sandbox.helper import helper_path
+from rock.sandbox.mount_rules import check_spec
+
+_START_SECONDS = 30.0
+_STOP_SECONDS = 15.0
+_SWITCHES = (
+    ("/proc/sys/user/max_user_namespaces", "0", "sysctl -w user.max_user_namespaces=15000"),
+    (
+        "/proc/sys/kernel/unprivileged_userns_clone",
+        "0",
+        "sysctl -w kernel.unprivileged_userns_clone=1",
+    ),
+    (
+        "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
+        "1",
+        "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
+    ),
+)
+_IN_A_CONTAINER = (
+    "inside a container, start that container with --security-opt seccomp=unconfined "
+    "--security-opt systempaths=unconfined, or use the docker provider"
+)
+
+
+class LocalProvider(Provider):
+    """Makes rootless sandboxes on this machine. Knows whom it made and stops them when closed."""
+
+    name = "local"
+
+    def __init__(self) -> None:
+        self._sandboxes: dict[str, ChannelSandbox] = {}
+        self._slots = random.Random(secrets.randbits(64))
+
+    async def probe(self) -> Availability:
+        spec = SandboxSpec(lifetime_seconds=60)
+        try:
+            async with await self.create(spec) as sandbox:
+                result = await sandbox.exec(["true"], timeout_seconds=20)
+        except SandboxError as exc:
+            return Availability(available=False, detail=exc.message, remedy=_remedy())
+        if not result.ok:
+            return Availability(
+                available=False, detail=f"`true` in a sandbox ended as {result.status}"
+            )
+        return Availability(
+            available=True, detail="user namespaces, overlays and private networks work"
+        )
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        check_spec(spec)
+        spec = _with_image_path(spec)
+        ids = self._choose_ids(spec)
+        resolv_conf = _host_resolv_conf() if spec.network == "full" else ""
+        steps = box_spec.root_steps(spec, resolv_conf=resolv_conf)
+        box = _Box()
+        try:
+            await box.start(box_spec.encode(spec, ids, steps))
+            sandbox = ChannelSandbox(
+                f"local-{secrets.token_hex(6)}",
+                spec,
+                Channel(connect_by_control(box.control)),
+                remove=box.stop,
+                rlimits=_rlimits(spec),
+            )
+            await sandbox.prepare()
+        except BaseException:
+            await box.stop()
+            raise
+        self._forget_stopped()
+        self._sandboxes[sandbox.id] = sandbox
+        return sandbox
+
+    async def close(self) -> None:
+        while self._sandboxes:
+            ending = [self._sandboxes.pop(name) for name in list(self._sandboxes)]
+            await asyncio.gather(*(sandbox.stop() for sandbox in ending))
+
+    def _choose_ids(self, spec: SandboxSpec) -> Ids:
+        if os.geteuid() == 0:
+            return box_spec.ids_for_root(self._slots.randrange(1 << 20))
+        return box_spec.ids_for_user(spec.user, os.geteuid(), os.getegid())
+
+    def _forget_stopped(self) -> None:
+        for name in [name for name, box in self._sandboxes.items() if box.stopped]:
+            del self._sandboxes[name]
+
+
+class _Box:
+    """The helper's process outside, and our end of its control socket."""
+
+    def __init__(self) -> None:
+        self.control, self._far_end = socket.socketpair(
+            socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+        )
+        self._process: process.Process | None = None
+
+    async def start(self, spec: bytes) -> None:
+        """Raises `ProviderUnavailable` with the step that the kernel refused."""
+        spec_fd = os.memfd_create("rock-spec")
+        try:
+            written = os.write(spec_fd, spec)
+            if written != len(spec):
+                raise ProviderUnavailable("no memory for a sandbox's specification")
+            os.lseek(spec_fd, 0, os.SEEK_SET)
+            far = self._far_end.fileno()
+            self._process = await process.start(
+                [helper_path(), "local", "--spec-fd", str(spec_fd), "--control-fd", str(far)],
+                env={},
+                stdout=process.DEVNULL,
+                stderr=process.DEVNULL,
+                pass_fds=(spec_fd, far),
+            )
+        finally:
+            os.close(spec_fd)
+            self._far_end.close()
+        try:
+            async with asyncio.timeout(_START_SECONDS):
+                answer = await asyncio.get_running_loop().sock_recv(self.control, 4096)
+        except TimeoutError:
+            answer = b"start: no answer"
+        if answer != b"ok":
+            reason = answer.decode(errors="replace") or "the helper ended without an answer"
+            raise ProviderUnavailable(f"the kernel does not make a local sandbox: {reason}")
+
+    async def stop(self) -> None:
+        """The end of the control socket is the sandbox's end; the process outlives the last of it."""
+        self.control.close()
+        self._far_end.close()
+        if self._process is not None:
+            await process.stop(self._process, grace_seconds=_STOP_SECONDS)
+
+
+def _with_image_path(spec: SandboxSpec) -> SandboxSpec:
+    if spec.image is None:
+        return spec
+    path = Path(spec.image).resolve()
+    if not path.is_dir() or path == Path("/"):
+        raise ConfigError(
+            f"image: got {spec.image!r}; the local provider expects the directory of an unpacked "
+            "root filesystem, or no image for the host's own programs"
+        )
+    return replace(spec, image=str(path))
+
+
+def _rlimits(spec: SandboxSpec) -> tuple[tuple[int, int], ...]:
+    """Processes are counted per user of the sandbox, memory per process: all that needs no cgroup."""
+    pairs = list(common_rlimits(spec.limits))
+    if spec.limits.pids is not None:
+        pairs.append((resource.RLIMIT_NPROC, spec.limits.pids))
+    if spec.limits.memory_bytes is not None:
+        pairs.append((resource.RLIMIT_DATA, spec.limits.memory_bytes))
+    return tuple(pairs)
+
+
+def _host_resolv_conf() -> str:
+    path = Path("/etc/resolv.conf")
+    return path.read_text(errors="replace") if path.exists() else ""
+
+
+def _remedy() -> str:
+    commands = [
+        command
+        for path, refusing, command in _SWITCHES
+        if Path(path).exists() and Path(path).read_text().strip() == refusing
+    ]
+    if commands:
+        return "as root: " + "; ".join(commands)
+    return _IN_A_CONTAINER

@@ -1,0 +1,53 @@
+"""Which host paths may be shown in a sandbox, and where: the same rules for every provider."""
+
+from __future__ import annotations
+
+import posixpath
+from pathlib import Path
+
+from rock.errors import ConfigError
+from rock.sandbox.base import Mount, SandboxSpec
+
+_ENGINE_SOCKETS = (
+    "/run/docker.sock",
+    "/run/containerd/containerd.sock",
+    "/run/podman/podman.sock",
+    "/run/crio/crio.sock",
+)
+_OURS = ("/proc", "/dev", "/sys", "/rock")
+
+
+def check_spec(spec: SandboxSpec) -> None:
+    """Raises `ConfigError` naming the field, what was given and what was expected."""
+    _check_absolute("workdir", spec.workdir)
+    for index, mount in enumerate(spec.mounts):
+        check_mount(f"mounts[{index}]", mount)
+    if spec.lifetime_seconds <= 0:
+        raise ConfigError(f"lifetime_seconds: got {spec.lifetime_seconds}, expected more than 0")
+
+
+def check_mount(field: str, mount: Mount) -> None:
+    _check_absolute(f"{field}.target", mount.target)
+    if any(_is_within(mount.target, path) for path in _OURS):
+        raise ConfigError(f"{field}.target: {mount.target} belongs to the sandbox itself")
+    if not mount.source.exists():
+        raise ConfigError(f"{field}.source: {mount.source} does not exist on this host")
+    source = mount.source.resolve()
+    if source.is_socket():
+        raise ConfigError(f"{field}.source: {source} is a socket; sandboxes get none of the host's")
+    for path in _ENGINE_SOCKETS:
+        if Path(path).resolve().is_relative_to(source) and Path(path).exists():
+            raise ConfigError(
+                f"{field}.source: {source} holds the container engine's socket {path}, which would "
+                "give the sandbox the whole host"
+            )
+
+
+def _check_absolute(field: str, path: str) -> None:
+    clean = path.startswith("/") and posixpath.normpath(path) == path and path.strip("/")
+    if not clean or "\0" in path:
+        raise ConfigError(f"{field}: got {path!r}, expected an absolute path such as /opt/tool")
+
+
+def _is_within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder + "/")
