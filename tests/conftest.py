@@ -7,7 +7,9 @@ import pytest
 
 from rock.config import read_environment
 from rock.errors import SandboxError
+from rock.sandbox.base import Availability
 from rock.sandbox.engine import Engine
+from rock.sandbox.local import LocalProvider
 
 TEST_IMAGE = "rock-test:latest"
 BUSYBOX_IMAGE = "rock-busybox:latest"
@@ -32,13 +34,23 @@ async def _look_for_docker() -> str | None:
     return None
 
 
+@functools.cache
+def why_no_user_namespaces() -> str | None:
+    """What the tests marked `userns` lack here, or None if they can run."""
+    found = asyncio.run(_look_for_user_namespaces())
+    return None if found.available else f"{found.detail} ({found.remedy})"
+
+
+async def _look_for_user_namespaces() -> Availability:
+    async with LocalProvider() as provider:
+        return await provider.probe()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A missing engine or image skips with the reason, or fails where it is required."""
-    if item.get_closest_marker("docker") is None:
-        return
-    reason = why_no_docker()
-    if reason is None:
-        return
-    if read_environment().require_docker:
-        pytest.fail(f"ROCK_REQUIRE_DOCKER is set, but {reason}", pytrace=False)
-    pytest.skip(reason)
+    """What is missing skips a test with the reason; Docker fails it where it is required."""
+    if item.get_closest_marker("userns") and (reason := why_no_user_namespaces()):
+        pytest.skip(reason)
+    if item.get_closest_marker("docker") and (reason := why_no_docker()):
+        if read_environment().require_docker:
+            pytest.fail(f"ROCK_REQUIRE_DOCKER is set, but {reason}", pytrace=False)
+        pytest.skip(reason)

@@ -111,7 +111,9 @@ class AgentPlane:
             retry_count=_retry_count(request.headers),
             stream=parsed.stream,
         )
-        return await self._service.submit(session, incoming), parsed.renderer, parsed.stream
+        call = await self._service.submit(session, incoming)
+        log.debug("call %s of session %s", call.id, session.id)
+        return call, parsed.renderer, parsed.stream
 
 
 class _CallStream:

@@ -68,7 +68,11 @@ class Blocking(Generic[C]):
 
     def __enter__(self) -> Self:
         self._thread = LoopThread().__enter__()
-        self.wait(self._client.__aenter__())
+        try:
+            self.wait(self._client.__aenter__())
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
         return self
 
     def __exit__(

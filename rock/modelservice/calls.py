@@ -18,6 +18,7 @@ from rock.errors import (
     CallFailed,
     ContextLengthExceeded,
     DeadlineExceeded,
+    InvalidTransition,
     NotFound,
     RockError,
     SessionClosed,
@@ -70,6 +71,7 @@ class Call(Ticket):
         "attached",
         "branch",
         "covers",
+        "cut_off",
         "dialect",
         "fingerprint",
         "idempotency_key",
@@ -112,6 +114,8 @@ class Call(Ticket):
         self.branch: str | None = None
         self.attached = 0
         """Connections that wait for this call."""
+        self.cut_off = False
+        """A restart of the service ended the connection that waited for it."""
         self.stored: Answer | RockError | None = None
         """How the call ended; visible to agents once it is on disk, as `outcome`."""
         self.outcome: Answer | RockError | None = None
@@ -328,9 +332,14 @@ class Book:
 
     def open_session(self, record: records.SessionOpened, now: float) -> Session:
         session_id = SessionId(record.session)
+        if session_id in self._conversations:
+            raise InvalidTransition(f"session {session_id} was opened twice")
         session = self.sessions.add(session_id, record.key_sha256, record.spec, now=now)
         self._conversations[session_id] = Conversation()
         return session
+
+    def next_call_id(self, session: Session) -> CallId:
+        return CallId(f"{session.id}.{len(self._conversations[session.id].calls)}")
 
     def add_call(
         self, session: Session, record: records.CallQueued, extension: Extension, now: float
@@ -384,6 +393,8 @@ class Book:
 
     def _replay_queued(self, record: records.CallQueued, now: float) -> None:
         session = self.sessions.get(record.call.rpartition(".")[0])
+        if record.call != self.next_call_id(session):
+            raise InvalidTransition(f"call {record.call} was asked out of its turn")
         extension = self._conversations[session.id].graph.replay(
             base=record.base,
             path=record.path,

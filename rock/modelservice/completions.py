@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -20,55 +21,71 @@ from rock.modelservice.wire import AssistantMessage, Choice, Completion, Usage
 from rock.types import PolicyVersion
 
 
-def fingerprint(completion: Completion) -> bytes:
-    """Equal for two completions that say the same.
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A completion with its prompt's ids packed, once: they can be a hundred thousand."""
 
-    Raises `BadRequest` for text that is not Unicode (a lone surrogate from a policy in Python).
-    """
+    completion: Completion
+    """As sent, without `prompt_token_ids`."""
+    prompt: bytes | None
+    against_prompt: str | None
+    """Why there is no packed prompt."""
+    fingerprint: bytes
+    """Equal for two completions that say the same."""
+
+
+def prepare(completion: Completion) -> Prepared:
+    """Raises `BadRequest` for text that is not Unicode (a lone surrogate from a policy in Python)."""
+    prompt, reason = tokens.pack_prompt(completion.prompt_token_ids)
+    if prompt is not None:
+        completion = replace(completion, prompt_token_ids=None)
     try:
-        return hashlib.sha256(records.encoder.encode(completion)).digest()
+        mark = hashlib.blake2b(records.encoder.encode(completion), digest_size=16)
     except UnicodeEncodeError as exc:
         raise BadRequest(f"the completion is not valid Unicode: {exc}", param="choices") from exc
+    mark.update(prompt or b"")
+    return Prepared(completion, prompt, reason, mark.digest())
 
 
 def answered(
-    call: Call, wanted: int, completion: Completion, version: PolicyVersion | None, mark: bytes
+    call: Call, wanted: int, prepared: Prepared, version: PolicyVersion | None
 ) -> records.CallAnswered:
-    """The record of `completion` as the answer to `call`, which asked for `wanted` choices.
+    """The record of a completion as the answer to `call`, which asked for `wanted` choices.
 
     Raises `BadRequest` for another number of choices.
     """
-    if len(completion.choices) != wanted:
+    choices = prepared.completion.choices
+    if len(choices) != wanted:
         raise BadRequest(
-            f"choices: expected {wanted} (the request's n), got {len(completion.choices)}",
-            param="choices",
+            f"choices: expected {wanted} (the request's n), got {len(choices)}", param="choices"
         )
-    reason = _reason_against(completion)
-    prompt, continues = _prompt(call, completion) if reason is None else (None, False)
+    reason = _reason_against(choices) or prepared.against_prompt
+    prompt, continues = (None, False)
+    if reason is None and prepared.prompt is not None:
+        prompt, continues = _after_parent(call, prepared.prompt)
     return records.CallAnswered(
         call=call.id,
-        lease=completion.lease_id,
-        fingerprint=mark,
-        choices=tuple(_choice(choice, trainable=reason is None) for choice in completion.choices),
+        lease=prepared.completion.lease_id,
+        fingerprint=prepared.fingerprint,
+        choices=tuple(_choice(choice, trainable=reason is None) for choice in choices),
         prompt_ids=prompt,
         continues=continues,
         policy_version=version,
-        usage=completion.usage or _counted(completion, reason),
+        usage=prepared.completion.usage or _counted(prepared, reason),
         untrainable=reason,
     )
 
 
-def _reason_against(completion: Completion) -> str | None:
-    for number, choice in enumerate(completion.choices):
+def _reason_against(choices: list[Choice]) -> str | None:
+    for number, choice in enumerate(choices):
         reason = tokens.reason_against_sample(choice.token_ids, choice.logprobs)
         if reason is not None:
-            return reason if len(completion.choices) == 1 else f"choice {number}: {reason}"
-    return tokens.reason_against_prompt(completion.prompt_token_ids)
+            return reason if len(choices) == 1 else f"choice {number}: {reason}"
+    return None
 
 
-def _prompt(call: Call, completion: Completion) -> tuple[bytes, bool]:
+def _after_parent(call: Call, prompt: bytes) -> tuple[bytes, bool]:
     """(packed ids to store, whether they go on after the parent's sequence)."""
-    prompt = tokens.pack_ids(completion.prompt_token_ids or ())
     parent = call.parent.tokens if call.parent is not None else None
     if parent is not None:
         new = new_after(prompt, parent, call.parent_choice)
@@ -98,10 +115,12 @@ def _with_call_ids(message: AssistantMessage) -> AssistantMessage:
     )
 
 
-def _counted(completion: Completion, reason: str | None) -> Usage | None:
-    if reason is not None or completion.prompt_token_ids is None:
+def _counted(prepared: Prepared, reason: str | None) -> Usage | None:
+    if reason is not None or prepared.prompt is None:
         return None
     return Usage(
-        prompt_tokens=len(completion.prompt_token_ids),
-        completion_tokens=sum(len(choice.token_ids or ()) for choice in completion.choices),
+        prompt_tokens=tokens.count(prepared.prompt),
+        completion_tokens=sum(
+            len(choice.token_ids or ()) for choice in prepared.completion.choices
+        ),
     )

@@ -164,6 +164,8 @@ class ControlPlane:
     # --- admin ---
 
     async def _health(self, request: Request, name: str) -> Reply:
+        if self._service.error is not None:
+            raise self._service.error
         backends = {name: backend.refused for name, backend in self._backends.items()}
         return _ok(wire.Health(backends=backends))
 

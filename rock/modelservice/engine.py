@@ -83,6 +83,7 @@ class Engine:
             if session.open:
                 self._time_session(session, now)
         for call in self.book.calls.values():
+            call.cut_off = call.state in (State.QUEUED, State.LEASED, State.ANSWERED)
             if call.state is State.LEASED:
                 call.move(Event.RELEASE)
             if call.state is State.QUEUED:

@@ -46,6 +46,7 @@ def _call(conversation: Conversation, call: Call) -> TrajectoryCall:
         deliveries=call.deliveries,
         error=call.stored.message if isinstance(call.stored, RockError) else None,
         error_code=call.stored.code if isinstance(call.stored, RockError) else None,
+        cut_off=call.cut_off,
     )
 
 

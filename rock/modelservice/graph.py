@@ -77,6 +77,7 @@ class MessageGraph:
         self._parent = array("i", [_ROOT])
         self._blob = array("i", [-1])
         self._latest = array("i", [_ROOT])
+        self._depth = array("i", [0])
         self._normal = array("i", [_ROOT])
         self._children: dict[int, int] = {}
         # Normalised nodes.
@@ -134,7 +135,7 @@ class MessageGraph:
             self._numbers[blob] = len(self._blobs)
             self._blobs.append(blob)
             self._described.append(None)
-        node, known = base, self._depth(base)
+        node, known = base, self._depth[base]
         still_known = True
         for number in path:
             node, was_known = self._add(node, number)
@@ -147,11 +148,15 @@ class MessageGraph:
         leaf = self._normal[extension.leaf]
         roles: list[str] = []  # from the leaf up
         node = extension.leaf
-        while node != _ROOT and self._answer_at(node) is None:
-            roles.append(self._normal_role[self._normal[node]])
+        parent: AnswerRef | None = None
+        while node != _ROOT:
+            normal = self._normal[node]
+            parent = self._echoes.get(node) or self._answers.get(normal)
+            if parent is not None:
+                break
+            roles.append(self._normal_role[normal])
             node = self._parent[node]
-        parent = self._answer_at(node)
-        covers = self._depth(node)
+        covers = self._depth[node]
         first = not self._asked
         if leaf in self._asked:
             branch = "repeated"
@@ -228,7 +233,7 @@ class MessageGraph:
         if described is None:
             described = self._described[number] = describe(self._blobs[number])
         node = len(self._parent)
-        echo = self._echoed(self._normal[parent], described)
+        echo = self._echoed(self._normal[parent], described) if described.call_ids else None
         if echo is not None:
             normal, self._echoes[node] = echo
             known = True
@@ -237,13 +242,11 @@ class MessageGraph:
         self._parent.append(parent)
         self._blob.append(number)
         self._latest.append(_ROOT)
+        self._depth.append(self._depth[parent] + 1)
         self._normal.append(normal)
         self._children[key] = node
         self._latest[parent] = node
         return node, known
-
-    def _answer_at(self, node: int) -> AnswerRef | None:
-        return self._echoes.get(node) or self._answers.get(self._normal[node])
 
     def _echoed(self, parent: int, described: Described) -> tuple[int, AnswerRef] | None:
         """The answer below the normalised node `parent` that one of the message's ids names."""
@@ -263,10 +266,3 @@ class MessageGraph:
         self._normal_role.append(described.role)
         self._normal_children[key] = node
         return node, False
-
-    def _depth(self, node: int) -> int:
-        depth = 0
-        while node != _ROOT:
-            node = self._parent[node]
-            depth += 1
-        return depth

@@ -19,6 +19,15 @@ _ASSISTANT_FIELDS = ("content", "tool_calls", "function_call")
 """What an assistant message is; clients drop and invent the other fields."""
 _IGNORED_FIELDS = frozenset({"role", "content", "cache_control", "tool_calls"})
 
+
+class _Plain(Struct, forbid_unknown_fields=True):
+    """The shape that most messages have; reading it directly is four times as fast."""
+
+    role: str
+    content: str
+
+
+_plain_message = msgspec.json.Decoder(_Plain)
 _fields = msgspec.json.Decoder(dict[str, Raw])
 _list = msgspec.json.Decoder(list[dict[str, Raw]])
 _text = msgspec.json.Decoder(str)
@@ -35,6 +44,12 @@ class Described(Struct, frozen=True):
 
 def describe(message: bytes) -> Described:
     """Never raises: a message that cannot be read is the same only as its own bytes."""
+    try:
+        plain = _plain_message.decode(message)
+        text = plain.content.strip() if plain.role == "assistant" else plain.content
+        return Described(_digest([plain.role.encode(), text.encode()]), plain.role)
+    except (msgspec.DecodeError, UnicodeError, RecursionError, ValueError):
+        pass  # it has more to it, or cannot be read
     try:
         return _describe(_fields.decode(message))
     except (msgspec.DecodeError, UnicodeError, RecursionError, ValueError):
@@ -95,26 +110,23 @@ def _arguments(text: str) -> bytes:
     if not text.strip() or text == "null":
         return b"{}"
     try:
-        return msgspec.json.encode(_plain(msgspec.json.decode(text)), order="sorted")
+        return msgspec.json.encode(_one_spelling(msgspec.json.decode(text)), order="sorted")
     except (msgspec.DecodeError, RecursionError, ValueError, OverflowError):
         return text.encode()
 
 
-def _plain(value: Any) -> Any:
+def _one_spelling(value: Any) -> Any:
     """1.0 and 1 are one number: some clients' languages cannot tell them apart."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list):
-        return [_plain(item) for item in cast("list[Any]", value)]
+        return [_one_spelling(item) for item in cast("list[Any]", value)]
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in cast("dict[str, Any]", value).items()}
+        return {key: _one_spelling(item) for key, item in cast("dict[str, Any]", value).items()}
     return value
 
 
 def _digest(parts: list[bytes]) -> bytes:
     # Lengths keep ("ab", "c") and ("a", "bc") apart.
-    hasher = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        hasher.update(b"%d:" % len(part))
-        hasher.update(part)
-    return hasher.digest()
+    lengths = b",".join([b"%d" % len(part) for part in parts])
+    return hashlib.blake2b(b"%b:%b" % (lengths, b"".join(parts)), digest_size=16).digest()

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
@@ -245,6 +246,7 @@ def run(
 
     `agent_fd` and `control_fd` are listening sockets inherited from whoever owns them.
     """
+    _raise_descriptor_limit()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_run(config, policies, agent_fd, control_fd, parent_pid))
 
@@ -310,6 +312,12 @@ def _watching(parent_pid: int | None, stop: asyncio.Event) -> Generator[None, No
     finally:
         loop.remove_reader(pidfd)
         os.close(pidfd)
+
+
+def _raise_descriptor_limit() -> None:
+    """Every waiting agent is a descriptor, and the usual soft limit is 1024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

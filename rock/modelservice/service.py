@@ -241,7 +241,7 @@ class ModelService(TrainerSide, RolloutSide):
         extension = conversation.graph.extend(asked.located)
         pins = pins_set(session.spec.pins)
         record = records.CallQueued(
-            call=f"{session.id}.{len(conversation.calls)}",
+            call=self._book.next_call_id(session),
             dialect=incoming.dialect,
             base=extension.base,
             path=extension.path,

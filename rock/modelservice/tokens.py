@@ -7,6 +7,7 @@ whose tokens are not exactly right gets a reason, and is never patched.
 from __future__ import annotations
 
 import math
+import sys
 from array import array
 from collections.abc import Sequence
 
@@ -16,7 +17,7 @@ _LOWEST = -1e30
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:
-    """Raises `OverflowError` for an id outside int32: check first."""
+    """Raises `OverflowError` for an id above int32: check first."""
     return array("i", ids).tobytes()
 
 
@@ -37,13 +38,13 @@ def count(packed: bytes) -> int:
     return len(packed) // 4
 
 
-def reason_against_prompt(ids: Sequence[int] | None) -> str | None:
-    """Why these cannot be a prompt's ids; None if they can."""
+def pack_prompt(ids: Sequence[int] | None) -> tuple[bytes | None, str | None]:
+    """(packed ids, None), or (None, why these cannot be a prompt's ids)."""
     if ids is None:
-        return "no prompt_token_ids"
+        return None, "no prompt_token_ids"
     if not ids:
-        return "empty prompt_token_ids"
-    return _reason_against_ids(ids, "prompt_token_ids")
+        return None, "empty prompt_token_ids"
+    return _pack_checked(ids, "prompt_token_ids")
 
 
 def reason_against_sample(
@@ -58,13 +59,18 @@ def reason_against_sample(
         return "empty token_ids"
     if len(ids) != len(logprobs):
         return f"{len(ids)} token_ids but {len(logprobs)} logprobs"
-    return _reason_against_ids(ids, "token_ids") or _reason_against_logprobs(logprobs)
+    return _pack_checked(ids, "token_ids")[1] or _reason_against_logprobs(logprobs)
 
 
-def _reason_against_ids(ids: Sequence[int], name: str) -> str | None:
-    if min(ids) < 0 or max(ids) > _INT32_MAX:
-        return f"{name} outside 0..{_INT32_MAX}"
-    return None
+def _pack_checked(ids: Sequence[int], name: str) -> tuple[bytes | None, str | None]:
+    # All in C, for prompts of a hundred thousand ids: the top bytes of packed ids are below 0x80
+    # unless an id is negative.
+    try:
+        packed = pack_ids(ids)
+    except OverflowError:
+        packed = b"\xff" * 4
+    top = packed[3::4] if sys.byteorder == "little" else packed[::4]
+    return (packed, None) if top.isascii() else (None, f"{name} outside 0..{_INT32_MAX}")
 
 
 def _reason_against_logprobs(logprobs: Sequence[float]) -> str | None:

@@ -98,21 +98,18 @@ class TrainerSide:
         return wire.BatchReply(results=results)
 
     def _complete_one(self, completion: wire.Completion) -> str | None:
-        mark = completions.fingerprint(completion)
+        prepared = completions.prepare(completion)
         call = self._call_of(completion.lease_id)
         if call.answered_lease == completion.lease_id:
-            if call.fingerprint == mark and isinstance(call.stored, Answer):
+            if call.fingerprint == prepared.fingerprint and isinstance(call.stored, Answer):
                 return call.stored.untrainable
             raise LeaseLost("this lease was completed before, with a different answer")
         held = self._queue.held(LeaseId(completion.lease_id))
+        wanted = msgspec.json.decode(call.request, type=_Choices).n
         version = completion.policy_version
-        record = completions.answered(
-            call,
-            msgspec.json.decode(call.request, type=_Choices).n,
-            completion,
-            held.policy_version if version is None else version,
-            mark,
-        )
+        if version is None:
+            version = held.policy_version
+        record = completions.answered(call, wanted, prepared, version)
         self._engine.complete(call, record)
         return record.untrainable
 

@@ -271,6 +271,8 @@ class TrajectoryCall(Wire):
     error: str | None = None
     error_code: str | None = None
     """The code of `rock.errors` that `error` came with."""
+    cut_off: bool = False
+    """A restart of the service ended the connection on which the agent waited for it."""
 
 
 class Trajectory(Wire):

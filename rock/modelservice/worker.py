@@ -12,7 +12,6 @@ held goes back to the queue. The built-in policies run in the service through th
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
@@ -35,6 +34,8 @@ SyncPolicy: TypeAlias = Callable[[list[Lease]], list[Completion]]
 
 WAIT_SECONDS = 20.0
 """One long poll."""
+LET_GO_SECONDS = 5.0
+"""How long a stopping worker tries to give its leases back."""
 OVER = frozenset({"lease_lost", "not_found"})
 """Item errors that mean somebody else has the call, or nobody wants it any more."""
 
@@ -254,15 +255,20 @@ class Worker:
             batch.task.cancel()
 
     async def _let_go(self) -> None:
-        """Stop the policy calls and give their leases back, even when cancelled meanwhile."""
+        """Stop the policy calls and give their leases back, as far as that works at once."""
         held = [lease_id for batch in self._batches for lease_id in batch.leases]
         tasks = [batch.task for batch in self._batches if batch.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if held:
-            with contextlib.suppress(RockError):  # gone with its service: they expire instead
-                await asyncio.shield(self._desk.release(held))
+            # Gone with its service, they expire instead.
+            release = asyncio.ensure_future(self._desk.release(held))
+            try:
+                await asyncio.wait({release}, timeout=LET_GO_SECONDS)
+            finally:
+                release.cancel()
+                await asyncio.gather(release, return_exceptions=True)
 
 
 async def _first(work: Awaitable[T], stopping: asyncio.Task[Literal[True]]) -> T | None:

@@ -19,6 +19,7 @@ from rock.errors import (
     BadRequest,
     BadUser,
     BadWorkdir,
+    CallFailed,
     CommandNotFound,
     ContextLengthExceeded,
     ModelServiceError,
@@ -42,6 +43,8 @@ class CallSeen:
     error: str | None = None
     code: str | None = None
     """Why it ended without an answer, as a code of `rock.errors`."""
+    cut_off: bool = False
+    """A restart of ModelService ended the connection on which the agent waited for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +63,11 @@ class Verdict:
     detail: str = ""
 
 
-ANSWERED_STATES = frozenset({"answered", "delivered"})
+ANSWERED_STATES = frozenset({"answered", "delivered", "undelivered"})
+GIVEN_UP_CODES = frozenset({SessionClosed.code, CallFailed.code})
+"""How a call ends on which the agent, or the end of its session, gave up."""
+LOST_STATES = frozenset({"answered", "undelivered"})
+"""There was an answer, but not all of it was written to the agent's connection."""
 POLICY_CODES = frozenset({ContextLengthExceeded.code, SessionClosed.code, BadRequest.code})
 """Failures that the agent or its limits brought about."""
 
@@ -86,10 +93,15 @@ def judge_agent(end: ExecResult, session: SessionSeen, *, requires_model: bool) 
 
 def _judge_calls(end: ExecResult, session: SessionSeen) -> Verdict | None:
     calls = session.calls
-    answered = {call.digest for call in calls if call.state in ANSWERED_STATES}
+    delivered = {call.digest for call in calls if call.state == "delivered"}
     killed_by_us = end.status in (ExecStatus.TIMED_OUT, ExecStatus.OUTPUT_LIMIT)
     for number, call in enumerate(calls, 1):
-        if call.digest in answered or call.code in POLICY_CODES:
+        if call.digest in delivered:
+            continue
+        if call.cut_off:
+            detail = f"ModelService restarted while the agent waited for call {number}"
+            return Verdict(cls=OutcomeClass.UNDELIVERABLE_CALL, detail=detail)
+        if call.code in POLICY_CODES:
             continue
         if call.state == "failed":
             unauthorized = call.code == UpstreamUnauthorized.code
@@ -97,14 +109,18 @@ def _judge_calls(end: ExecResult, session: SessionSeen) -> Verdict | None:
             return Verdict(
                 cls=cls, detail=f"call {number} failed: {call.error or 'no reason given'}"
             )
-        if call.state == "undelivered" and not killed_by_us:
+        if call.state in LOST_STATES and not killed_by_us:
             return Verdict(
                 cls=OutcomeClass.UNDELIVERABLE_CALL,
                 detail=f"the answer to call {number} never reached the agent",
             )
-    if calls and not answered and not any(call.code in POLICY_CODES for call in calls):
+    if calls and all(_waited_in_vain(call) for call in calls):
         return Verdict(cls=OutcomeClass.MODEL_FAILED, detail="no call was answered")
     return None
+
+
+def _waited_in_vain(call: CallSeen) -> bool:
+    return call.state not in ANSWERED_STATES and call.code in (None, *GIVEN_UP_CODES)
 
 
 def _judge_limits(end: ExecResult, session: SessionSeen, requires_model: bool) -> Verdict | None:

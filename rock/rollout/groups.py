@@ -29,9 +29,19 @@ class Publisher:
         self._directory = directory
         self._admin = admin
         self._on_event = on_event
+        self._begun: set[str] = set()
 
-    async def publish(self, group: GroupState) -> None:
-        """Put a complete group up for the trainer; the ledger says so on return."""
+    async def publish_if_complete(self, group: GroupState) -> None:
+        """Put a complete group up for the trainer, once; the ledger says so on return.
+
+        Episodes that end at the same moment may all find their group complete; the first one does it.
+        """
+        group_id = group.plan.group_id
+        if group.complete and not group.published and group_id not in self._begun:
+            self._begun.add(group_id)
+            await self._publish(group)
+
+    async def _publish(self, group: GroupState) -> None:
         assembled = await asyncio.to_thread(assemble, self._directory, group)
         await self._admin.publish_group(assembled)
         await self._directory.ledger.append(GroupPublished(group_id=group.plan.group_id, at=now()))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import re
 import signal
 from collections.abc import AsyncGenerator, Mapping
@@ -38,6 +39,11 @@ from rock.rollout.task import LoadedTask
 from rock.rollout.tasks import load_tasks
 from rock.sandbox.base import Provider
 from rock.sandbox.doctor import choose_provider, providers
+
+log = logging.getLogger(__name__)
+
+MAX_RESTARTS = 5
+"""Crashes of the run's own service after which it stays down, and the run ends with that."""
 
 EXIT_FINISHED = 0
 EXIT_FAILED = 1
@@ -165,8 +171,8 @@ async def _provider(stack: AsyncExitStack, config: RunFile, given: Provider | No
 
 @asynccontextmanager
 async def _service(directory: Path, config: RunFile) -> AsyncGenerator[ServiceAddress, None]:
-    """ModelService for this run alone. It ends with the harness, also when that is killed, and the
-    next one starts it again on the same journal."""
+    """ModelService for this run alone. One that crashes is started again on the same journal and
+    sockets. It ends with the harness, also when that is killed, and the next one starts it again."""
     backends = [] if config.model == QUEUE else [config.model]
     settings = config.service.model_dump(exclude_none=True)
     async with ServiceProcess(
@@ -176,11 +182,24 @@ async def _service(directory: Path, config: RunFile) -> AsyncGenerator[ServiceAd
         api_base=config.api_base,
         exit_with_parent=True,
     ) as process:
-        yield ServiceAddress(
+        address = ServiceAddress(
             control_url=process.control_url,
             admin_key=process.keys.admin_key,
             attach_path=process.attach_path,
         )
+        watch = asyncio.ensure_future(_restart_after_crashes(process))
+        try:
+            yield address
+        finally:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
+
+
+async def _restart_after_crashes(process: ServiceProcess) -> None:
+    for number in range(1, MAX_RESTARTS + 1):
+        code = await process.wait()
+        log.warning("ModelService ended with code %d; starting it again (%d)", code, number)
+        await process.restart()
 
 
 def _started(opened: RunDir, provider: Provider) -> RunStarted:

@@ -96,8 +96,7 @@ class Runner:
         failure: str | None = None
         try:
             for group in self._ledger.state.groups.values():
-                if group.complete and not group.published:
-                    await self._publisher.publish(group)
+                await self._publisher.publish_if_complete(group)
                 for index, episode in enumerate(group.episodes):
                     if episode.final_attempt is None:
                         waiting.append((group, index))
@@ -128,8 +127,7 @@ class Runner:
         while waiting:
             group, index = waiting.popleft()
             await self._episode(group, index)
-            if group.complete and not group.published:
-                await self._publisher.publish(group)
+            await self._publisher.publish_if_complete(group)
             self._count_infra(group.episodes[index])
 
     async def _episode(self, group: GroupState, index: int) -> None:

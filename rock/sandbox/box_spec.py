@@ -35,6 +35,8 @@ class StepKind(enum.IntEnum):
     BIND = ord("B")
 
 
+_OWN_NETWORK = 1
+_BY_ROOT = 2
 BIND_READ_ONLY = 1
 BIND_DEVICE = 2
 
@@ -67,6 +69,11 @@ class Ids:
     outside_gid: int
     count: int
 
+    @property
+    def by_root(self) -> bool:
+        """Only root may map more than its own id."""
+        return self.count > 1
+
 
 def ids_for_root(slot: int) -> Ids:
     """A whole range of ids that own nothing on the host; `slot` keeps sandboxes apart."""
@@ -88,12 +95,12 @@ def ids_for_user(wanted: str | None, uid: int, gid: int) -> Ids:
 
 
 def encode(spec: SandboxSpec, ids: Ids, steps: Sequence[Step]) -> bytes:
-    own_network = spec.network == "none"
-    inside = 0 if ids.count > 1 else ids.uid
-    inside_gid = 0 if ids.count > 1 else ids.gid
+    flags = _OWN_NETWORK * (spec.network == "none") | _BY_ROOT * ids.by_root
+    inside = 0 if ids.by_root else ids.uid
+    inside_gid = 0 if ids.by_root else ids.gid
     return b"".join(
         (
-            struct.pack("<III", int(own_network), ids.uid, ids.gid),
+            struct.pack("<III", flags, ids.uid, ids.gid),
             struct.pack("<III", inside, ids.outside_uid, ids.count),
             struct.pack("<III", inside_gid, ids.outside_gid, ids.count),
             struct.pack("<QQ", spec.limits.memory_bytes or 0, ROOT_INODES),

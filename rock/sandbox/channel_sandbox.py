@@ -32,6 +32,7 @@ from rock.sandbox.base import (
     SandboxSpec,
 )
 from rock.sandbox.channel import Channel
+from rock.sandbox.ending import to_the_end
 from rock.sandbox.execution import Executed
 from rock.sandbox.frames import EndKind, ExecRequest, FrameType
 
@@ -167,20 +168,11 @@ class ChannelSandbox(Sandbox):
 
     async def stop(self) -> None:
         if self._stopping is None:
-            self._stopping = asyncio.ensure_future(self._end())
-        try:
-            await asyncio.shield(self._stopping)
-        except asyncio.CancelledError:
-            await asyncio.wait((self._stopping,))
-            raise
+            self._stopping = asyncio.ensure_future(self._remove())
+        await to_the_end(self._join(self._stopping))
 
-    @property
-    def stopped(self) -> bool:
-        """True once `stop` has been asked for."""
-        return self._stopping is not None
-
-    async def _end(self) -> None:
-        await self._remove()
+    async def _join(self, stopping: asyncio.Future[None]) -> None:
+        await stopping
 
     @property
     def _owner(self) -> bytes:

@@ -15,7 +15,7 @@ from typing import Any
 from docker.types import LogConfig, Ulimit
 from docker.types import Mount as Bind
 
-from rock.sandbox.base import Limits, Mount, SandboxSpec
+from rock.sandbox.base import Limits, SandboxSpec
 
 HELPER_TARGET = "/rock/rock-init"
 RUN_TARGET = "/rock/run"
@@ -39,7 +39,6 @@ OOM_SCORE = 500
 def container_config(
     spec: SandboxSpec,
     *,
-    mounts: Sequence[Mount],
     programs: Sequence[Path],
     helper: Path,
     run_directory: Path,
@@ -47,7 +46,7 @@ def container_config(
 ) -> dict[str, Any]:
     """Arguments for the engine client's `create`.
 
-    `mounts` are checked ones, `programs` host directories to show read-only at their own place,
+    The spec is a checked one; `programs` are host directories to show read-only at their own place,
     `helper` the host's rock-init, `run_directory` the host directory for its socket.
     """
     binds = [
@@ -55,8 +54,8 @@ def container_config(
         Bind(RUN_TARGET, str(run_directory), type="bind"),
         *(Bind(str(path), str(path), type="bind", read_only=True) for path in programs),
         *(
-            Bind(mount.target, str(mount.source), type="bind", read_only=mount.read_only)
-            for mount in mounts
+            Bind(mount.target, str(mount.source.resolve()), type="bind", read_only=mount.read_only)
+            for mount in spec.mounts
         ),
     ]
     lifetime = str(math.ceil(spec.lifetime_seconds))

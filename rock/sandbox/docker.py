@@ -30,7 +30,7 @@ from rock.sandbox.container import SOCKET_NAME, container_config
 from rock.sandbox.ending import to_the_end
 from rock.sandbox.engine import REMEDY, Engine, Image
 from rock.sandbox.helper import helper_path
-from rock.sandbox.mounts import checked
+from rock.sandbox.mount_rules import check_spec
 from rock.sandbox.owner import EXPIRES, RUN, Owner, wall_seconds
 
 log = logging.getLogger(__name__)
@@ -102,11 +102,11 @@ class DockerProvider(Provider):
     async def create(self, spec: SandboxSpec) -> Sandbox:
         """A running container with its helper answering.
 
-        Raises `ConfigError` (a mount that may not be), `ProviderUnavailable` (no engine, no such
+        Raises `ConfigError` (a field that may not be so), `ProviderUnavailable` (no engine, no such
         image, an engine on another machine), `SandboxError` (the engine refused, in its words).
         """
         self._check_open()
-        mounts = checked(spec.mounts, sockets=[self.engine.address.removeprefix("unix://")])
+        check_spec(spec, engine_sockets=[self.engine.address.removeprefix("unix://")])
         image = await self._image(spec.image)
         sandbox_id = secrets.token_hex(6)
         folder = self.base / sandbox_id
@@ -114,7 +114,6 @@ class DockerProvider(Provider):
             rundir.make(self.base, sandbox_id, self._owner)
             config = container_config(
                 spec,
-                mounts=mounts,
                 programs=[] if spec.image else hostroot.program_directories(),
                 helper=helper_path(),
                 run_directory=folder / "run",

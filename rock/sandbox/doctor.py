@@ -10,7 +10,7 @@ import asyncio
 import resource
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,23 +42,32 @@ def providers(docker_host: str | None = None) -> list[Provider]:
 
 
 async def choose_provider(docker_host: str | None = None) -> Provider:
-    """The first provider that works here: docker, else local. The caller closes it.
+    """The provider to use on this machine: docker where an engine works, else local.
 
-    Raises `ProviderUnavailable` with every provider's reason and remedy; there is no unisolated
-    fallback.
+    The caller closes it. Raises `ProviderUnavailable` with the reason and remedy of both; there is
+    no fallback without isolation.
     """
+    return await first_working(providers(docker_host))
+
+
+async def first_working(candidates: Sequence[Provider]) -> Provider:
+    """The first of `candidates` whose probe succeeds; the others are closed."""
     reasons: list[str] = []
-    for provider in providers(docker_host):
-        try:
+    chosen: Provider | None = None
+    try:
+        for provider in candidates:
             found = await provider.probe()
-        except BaseException:  # no provider is left open, whatever ends the attempt
-            await provider.close()
-            raise
-        if found.available:
-            return provider
-        await provider.close()
-        reasons.append(f"{provider.name}: {found.detail}; {found.remedy or 'no remedy known'}")
-    raise ProviderUnavailable("no sandbox can run here. " + " | ".join(reasons))
+            if found.available:
+                chosen = provider
+                break
+            reasons.append(f"{provider.name}: {found.detail}; {found.remedy or 'no remedy known'}")
+    finally:
+        for provider in candidates:
+            if provider is not chosen:
+                await provider.close()
+    if chosen is None:
+        raise ProviderUnavailable("no sandbox can run here. " + " | ".join(reasons))
+    return chosen
 
 
 async def examine(docker_host: str | None = None) -> list[Check]:

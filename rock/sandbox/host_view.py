@@ -45,10 +45,10 @@ class SystemEntry:
     link_to: str | None
 
 
-def system_entries() -> list[SystemEntry]:
+def system_entries(root: Path = Path("/")) -> list[SystemEntry]:
     entries: list[SystemEntry] = []
     for name in SYSTEM_NAMES:
-        path = Path("/", name)
+        path = root / name
         if path.is_symlink():
             entries.append(SystemEntry(str(path), str(path.readlink())))
         elif path.is_dir():
@@ -56,9 +56,9 @@ def system_entries() -> list[SystemEntry]:
     return entries
 
 
-def etc_entries() -> list[str]:
+def etc_entries(root: Path = Path("/")) -> list[str]:
     """What of `/etc` is shown on this host; links are resolved by whoever opens them."""
-    found = (path for pattern in ETC_PATTERNS for path in Path("/etc").glob(pattern))
+    found = (path for pattern in ETC_PATTERNS for path in (root / "etc").glob(pattern))
     return sorted(str(path) for path in found if path.exists())
 
 

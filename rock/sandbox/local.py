@@ -11,6 +11,7 @@ the remedy; it never runs a command without isolation.
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import random
 import resource
@@ -26,6 +27,7 @@ from rock.sandbox.base import Availability, Provider, Sandbox, SandboxSpec
 from rock.sandbox.box_spec import Ids
 from rock.sandbox.channel import Channel, connect_by_control
 from rock.sandbox.channel_sandbox import ChannelSandbox, common_rlimits
+from rock.sandbox.ending import to_the_end
 from rock.sandbox.helper import helper_path
 from rock.sandbox.mount_rules import check_spec
 
@@ -57,6 +59,7 @@ class LocalProvider(Provider):
 
     def __init__(self) -> None:
         self._sandboxes: dict[str, ChannelSandbox] = {}
+        self._closed = False
         self._slots = random.Random(secrets.randbits(64))
 
     async def probe(self) -> Availability:
@@ -75,42 +78,55 @@ class LocalProvider(Provider):
         )
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
+        """A running sandbox.
+
+        Raises `ConfigError` (a field that may not be so), `BadUser` (a user that this provider cannot
+        be without root), `ProviderUnavailable` (the step that the kernel refused).
+        """
+        self._check_open()
         check_spec(spec)
         spec = _with_image_path(spec)
         ids = self._choose_ids(spec)
         resolv_conf = _host_resolv_conf() if spec.network == "full" else ""
         steps = box_spec.root_steps(spec, resolv_conf=resolv_conf)
+        sandbox_id = secrets.token_hex(6)
         box = _Box()
         try:
             await box.start(box_spec.encode(spec, ids, steps))
             sandbox = ChannelSandbox(
-                f"local-{secrets.token_hex(6)}",
+                sandbox_id,
                 spec,
                 Channel(connect_by_control(box.control)),
-                remove=box.stop,
+                remove=functools.partial(self._discard, sandbox_id, box),
                 rlimits=_rlimits(spec),
             )
             await sandbox.prepare()
-        except BaseException:
-            await box.stop()
+            self._check_open()
+        except BaseException:  # whatever it was, also a cancellation, nothing may be left
+            await to_the_end(box.stop())
             raise
-        self._forget_stopped()
-        self._sandboxes[sandbox.id] = sandbox
+        self._sandboxes[sandbox_id] = sandbox
         return sandbox
 
     async def close(self) -> None:
-        while self._sandboxes:
-            ending = [self._sandboxes.pop(name) for name in list(self._sandboxes)]
-            await asyncio.gather(*(sandbox.stop() for sandbox in ending))
+        self._closed = True
+        await to_the_end(self._close())
+
+    async def _close(self) -> None:
+        await asyncio.gather(*(sandbox.stop() for sandbox in list(self._sandboxes.values())))
+
+    async def _discard(self, sandbox_id: str, box: _Box) -> None:
+        await box.stop()
+        self._sandboxes.pop(sandbox_id, None)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SandboxError("this provider is closed; it makes no more sandboxes")
 
     def _choose_ids(self, spec: SandboxSpec) -> Ids:
-        if os.geteuid() == 0:
+        if os.geteuid() == 0 and _owns_all_ids():
             return box_spec.ids_for_root(self._slots.randrange(1 << 20))
         return box_spec.ids_for_user(spec.user, os.geteuid(), os.getegid())
-
-    def _forget_stopped(self) -> None:
-        for name in [name for name, box in self._sandboxes.items() if box.stopped]:
-            del self._sandboxes[name]
 
 
 class _Box:
@@ -156,6 +172,11 @@ class _Box:
         self._far_end.close()
         if self._process is not None:
             await process.stop(self._process, grace_seconds=_STOP_SECONDS)
+
+
+def _owns_all_ids() -> bool:
+    """False for the root of a user namespace, which is somebody ordinary outside it."""
+    return Path("/proc/self/uid_map").read_text().split()[2:3] == ["4294967295"]
 
 
 def _with_image_path(spec: SandboxSpec) -> SandboxSpec:

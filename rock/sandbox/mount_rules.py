@@ -1,8 +1,13 @@
-"""Which host paths may be shown in a sandbox, and where: the same rules for every provider."""
+"""Which host paths may be shown in a sandbox, and where: the same rules for every provider.
+
+Whoever reaches a container engine's socket owns the host, so no mount may show one, under whatever
+name, by itself or in a directory above it.
+"""
 
 from __future__ import annotations
 
 import posixpath
+from collections.abc import Sequence
 from pathlib import Path
 
 from rock.errors import ConfigError
@@ -10,6 +15,7 @@ from rock.sandbox.base import Mount, SandboxSpec
 
 _ENGINE_SOCKETS = (
     "/run/docker.sock",
+    "/run/docker/containerd/containerd.sock",
     "/run/containerd/containerd.sock",
     "/run/podman/podman.sock",
     "/run/crio/crio.sock",
@@ -17,34 +23,45 @@ _ENGINE_SOCKETS = (
 _OURS = ("/proc", "/dev", "/sys", "/rock")
 
 
-def check_spec(spec: SandboxSpec) -> None:
-    """Raises `ConfigError` naming the field, what was given and what was expected."""
+def check_spec(spec: SandboxSpec, *, engine_sockets: Sequence[str] = ()) -> None:
+    """Raises `ConfigError` naming the field, what was given and what was expected.
+
+    `engine_sockets` are further paths to keep out of the sandbox, besides the usual ones.
+    """
     _check_absolute("workdir", spec.workdir)
     for index, mount in enumerate(spec.mounts):
-        check_mount(f"mounts[{index}]", mount)
+        check_mount(f"mounts[{index}]", mount, engine_sockets=engine_sockets)
     if spec.lifetime_seconds <= 0:
         raise ConfigError(f"lifetime_seconds: got {spec.lifetime_seconds}, expected more than 0")
 
 
-def check_mount(field: str, mount: Mount) -> None:
+def check_mount(field: str, mount: Mount, *, engine_sockets: Sequence[str] = ()) -> None:
     _check_absolute(f"{field}.target", mount.target)
     if any(_is_within(mount.target, path) for path in _OURS):
         raise ConfigError(f"{field}.target: {mount.target} belongs to the sandbox itself")
+    if not mount.source.is_absolute():
+        raise ConfigError(f"{field}.source: got {str(mount.source)!r}, expected an absolute path")
     if not mount.source.exists():
         raise ConfigError(f"{field}.source: {mount.source} does not exist on this host")
     source = mount.source.resolve()
     if source.is_socket():
         raise ConfigError(f"{field}.source: {source} is a socket; sandboxes get none of the host's")
-    for path in _ENGINE_SOCKETS:
-        if Path(path).resolve().is_relative_to(source) and Path(path).exists():
+    for path in (*_ENGINE_SOCKETS, *engine_sockets):
+        # Also where there is no such socket now: an engine may start while the sandbox runs.
+        if Path(path).resolve().is_relative_to(source):
             raise ConfigError(
-                f"{field}.source: {source} holds the container engine's socket {path}, which would "
-                "give the sandbox the whole host"
+                f"{field}.source: {source} is where the container engine's socket {path} is, which "
+                "would give the sandbox the whole host"
             )
 
 
 def _check_absolute(field: str, path: str) -> None:
-    clean = path.startswith("/") and posixpath.normpath(path) == path and path.strip("/")
+    clean = (
+        path.startswith("/")
+        and path[1:2] != "/"
+        and posixpath.normpath(path) == path
+        and path.strip("/")
+    )
     if not clean or "\0" in path:
         raise ConfigError(f"{field}: got {path!r}, expected an absolute path such as /opt/tool")
 

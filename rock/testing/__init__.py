@@ -1,9 +1,11 @@
 """Fakes and live services for tests of code that uses rock.
 
-`rock.testing.service` has a running ModelService and a fake hosted model; `ScriptedPolicy` answers
-calls from a script.
+`running_service` is a real ModelService on free ports, `fake_openai_server` a hosted model that
+plays a script, `ScriptedPolicy` a worker that does; `FakeClock` is time moved by hand.
 """
 
 from rock.modelservice.policies.scripted import ScriptedPolicy, tool_call
+from rock.testing.clock import FakeClock
+from rock.testing.service import fake_openai_server, running_service
 
-__all__ = ["ScriptedPolicy", "tool_call"]
+__all__ = ["FakeClock", "ScriptedPolicy", "fake_openai_server", "running_service", "tool_call"]

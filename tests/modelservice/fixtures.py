@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -103,3 +104,10 @@ async def answered(
     await call.answer()
     service.sent(call)
     return call
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let other tasks run until `condition` holds; five seconds at most."""
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - the condition is about code that tells nobody
+            await asyncio.sleep(0)

@@ -11,7 +11,9 @@ import pytest
 from rock.errors import BadRequest, Forbidden, NotFound, ServiceUnavailable, Unauthorized
 from rock.modelservice.blocking import SyncAdminClient, SyncTrainerClient
 from rock.modelservice.client import AdminClient, TrainerClient
+from rock.modelservice.control_plane import ControlPlane
 from rock.modelservice.keys import FILE_NAME, ensure_keys
+from rock.modelservice.plane import Request
 from rock.modelservice.server import Running
 from rock.modelservice.wire import (
     AssistantMessage,
@@ -137,6 +139,27 @@ async def test_a_worker_that_hangs_up_while_waiting_loses_no_call(tmp_path: Path
             await asyncio.gather(claim, return_exceptions=True)
         asked = asyncio.ensure_future(ask(service, session.key, "q"))
         [lease] = (await trainer.claim("w", wait_seconds=5)).leases
+        await trainer.complete([text(lease.lease_id, "a")])
+        assert (await asked)[0] == 200
+
+
+async def test_leases_whose_reply_could_not_be_written_are_free_at_once(tmp_path: Path) -> None:
+    async with running_service(tmp_path) as service, trainer_of(service) as trainer:
+        keys = service.keys
+        plane = ControlPlane(
+            service.service, keys, agent_url="", backends={}, detach=lambda _: asyncio.sleep(0)
+        )
+
+        async def body() -> bytes:
+            return b'{"worker_id": "gone", "lease_seconds": 3600}'
+
+        session = await new_session(service)
+        asked = asyncio.ensure_future(ask(service, session.key, "q"))
+        headers = {"Authorization": f"Bearer {keys.trainer_key}"}
+        reply = await plane.handle(Request("POST", "/trainer/v1/claim", headers, body))
+        assert len(json.loads(reply.body)["leases"]) == 1
+        reply.lost()
+        [lease] = (await trainer.claim("w", wait_seconds=0)).leases
         await trainer.complete([text(lease.lease_id, "a")])
         assert (await asked)[0] == 200
 

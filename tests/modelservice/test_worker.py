@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 from rock import process
 from rock.config import inherited_environment
 from rock.errors import ServiceUnavailable, UpstreamUnauthorized
+from rock.modelservice.client import TrainerClient
 from rock.modelservice.policies.scripted import complete
-from rock.modelservice.wire import AssistantMessage, Completion, Lease, SessionSpec
+from rock.modelservice.server import Running
+from rock.modelservice.wire import AssistantMessage, Completion, ItemResult, Lease, SessionSpec
 from rock.modelservice.worker import Worker, serve
 from rock.testing import ScriptedPolicy
 from rock.testing.service import running_service
@@ -55,26 +58,41 @@ async def test_a_policy_gets_batches_up_to_the_bound(tmp_path: Path) -> None:
     assert [reply.model for reply in replies] == [f"m{i}" for i in range(7)]
 
 
-async def test_leases_are_renewed_while_the_policy_works(tmp_path: Path) -> None:
-    renewals = asyncio.Event()
-    deliveries: list[int] = []
+class CountingClient(TrainerClient):
+    """Says when it has renewed often enough."""
 
-    async with running_service(tmp_path) as service, trainer_of(service) as desk:
+    def __init__(self, service: Running, enough: int) -> None:
+        super().__init__(service.control_url, service.keys.trainer_key)
+        self.renewals = 0
+        self.enough = enough
+        self.reached = asyncio.Event()
+
+    async def renew(
+        self, lease_ids: Sequence[str], *, lease_seconds: float = 60.0
+    ) -> list[ItemResult]:
+        results = await super().renew(lease_ids, lease_seconds=lease_seconds)
+        self.renewals += 1
+        if self.renewals >= self.enough:
+            self.reached.set()
+        return results
+
+
+async def test_leases_are_renewed_while_the_policy_works(tmp_path: Path) -> None:
+    deliveries: list[int] = []
+    async with running_service(tmp_path) as service, CountingClient(service, 4) as desk:
 
         async def slow(leases: list[Lease]) -> list[Completion]:
             deliveries.append(leases[0].delivery)
-            await asyncio.sleep(1.0)  # longer than the lease: only renewals keep it
-            renewals.set()
+            await desk.reached.wait()  # four thirds of a lease
             return [say(lease, "slow") for lease in leases]
 
         session = await new_session(service)
         stop = asyncio.Event()
-        working = asyncio.ensure_future(Worker(slow, desk, lease_seconds=0.3).run(stop))
+        working = asyncio.ensure_future(Worker(slow, desk, lease_seconds=1.5).run(stop))
         async with agent(session.base_url) as client:
             reply = await client.chat.completions.create(model="m", messages=[USER])
         stop.set()
         await working
-    assert renewals.is_set()
     assert deliveries == [1]
     assert reply.choices[0].message.content == "slow"
 
@@ -97,7 +115,7 @@ async def test_a_policy_call_whose_agent_left_is_cancelled(tmp_path: Path) -> No
     ):
         session = await new_session(service)
         stop = asyncio.Event()
-        working = asyncio.ensure_future(Worker(endless, desk, lease_seconds=0.3).run(stop))
+        working = asyncio.ensure_future(Worker(endless, desk, lease_seconds=1.0).run(stop))
         async with agent(session.base_url) as client:
             asked = asyncio.ensure_future(
                 client.chat.completions.create(model="m", messages=[USER])
@@ -108,7 +126,11 @@ async def test_a_policy_call_whose_agent_left_is_cancelled(tmp_path: Path) -> No
         await asyncio.wait_for(cancelled.wait(), 5)
         stop.set()
         await working
-        assert (await admin.session(session.session_id)).cancelled == 1
+
+        async def call_is_cancelled() -> bool:
+            return (await admin.session(session.session_id)).cancelled == 1
+
+        await eventually(call_is_cancelled)
 
 
 async def test_what_a_policy_forgets_or_gets_wrong_fails_the_call(tmp_path: Path) -> None:
@@ -164,7 +186,9 @@ async def test_a_service_that_is_gone_for_good_ends_the_loop(tmp_path: Path) -> 
 
 PROGRAM = """
 import sys
+from rock.modelservice.client import TrainerClient
 from rock.modelservice.policies.scripted import complete
+from rock.modelservice.server import Running
 from rock.modelservice.wire import AssistantMessage
 from rock.modelservice.worker import serve_blocking
 

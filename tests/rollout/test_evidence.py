@@ -85,6 +85,22 @@ def test_an_answer_lost_because_we_stopped_the_agent_is_not_infra() -> None:
     assert judged(end, call(), call("undelivered", "b")) is OutcomeClass.AGENT_TIMEOUT
 
 
+@pytest.mark.parametrize("state", ["cancelled", "answered"])
+def test_a_call_that_a_restart_cut_off_is_infra_unless_a_retry_got_its_answer(state: str) -> None:
+    cut = CallSeen(state=state, digest="b", code="session_closed", cut_off=True)
+    assert judged(ended(code=1), call(), cut) is OutcomeClass.UNDELIVERABLE_CALL
+    assert judged(ended(), call(), cut, call("delivered", "b")) is None
+
+
+def test_an_answer_that_was_not_written_to_the_end_is_lost() -> None:
+    assert judged(ended(), call(), call("answered", "b")) is OutcomeClass.UNDELIVERABLE_CALL
+
+
+def test_a_call_that_the_agent_did_not_wait_for_is_no_fault() -> None:
+    left = call("cancelled", "b", "session_closed")
+    assert judged(ended(), call(), left) is None
+
+
 def test_a_timeout_in_which_no_call_was_ever_answered_is_the_models() -> None:
     end = ended(ExecStatus.TIMED_OUT)
     assert judged(end, call("cancelled")) is OutcomeClass.MODEL_FAILED

@@ -1,6 +1,6 @@
 """Whole runs: real sandboxes, a real service, an agent that really calls the model."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -111,11 +111,17 @@ async def test_the_run_directory_holds_everything_about_an_episode(
 
 
 async def one(
-    tmp_path: Path, service: ServiceProcess, answer: object, **fields: object
+    tmp_path: Path,
+    service: ServiceProcess,
+    answer: str | Callable[[Lease], str],
+    **fields: object,
 ) -> tuple[RunResult, Record]:
     """Run one episode of one task; its final record."""
     write_tasks(tmp_path, "t")
-    script = answer if callable(answer) else lambda _lease: answer
+
+    def script(lease: Lease) -> str:
+        return answer(lease) if callable(answer) else answer
+
     async with new_provider() as provider, answering(service, script):
         result = await run(
             run_file(tmp_path, **fields),

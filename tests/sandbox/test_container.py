@@ -7,10 +7,9 @@ from rock.sandbox.base import Limits, Mount, SandboxSpec
 from rock.sandbox.container import HELPER_CAPABILITIES, container_config
 
 
-def config_of(spec: SandboxSpec, *, mounts: list[Mount] | None = None) -> dict[str, Any]:
+def config_of(spec: SandboxSpec) -> dict[str, Any]:
     return container_config(
         spec,
-        mounts=mounts or [],
         programs=[Path("/usr")],
         helper=Path("/host/rock-init"),
         run_directory=Path("/host/run"),
@@ -53,7 +52,7 @@ def test_part_of_a_processor_is_a_number_of_nanoseconds() -> None:
 
 def test_everything_shown_from_the_host_is_named_and_read_only_unless_asked() -> None:
     mount = Mount(source=Path("/host/data"), target="/data", read_only=False)
-    binds = config_of(SandboxSpec(), mounts=[mount])["host_config"]["mounts"]
+    binds = config_of(SandboxSpec(mounts=(mount,)))["host_config"]["mounts"]
     assert [(bind["Source"], bind["Target"], bind["ReadOnly"]) for bind in binds] == [
         ("/host/rock-init", "/rock/rock-init", True),
         ("/host/run", "/rock/run", False),

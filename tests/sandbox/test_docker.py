@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import signal
 import sys
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -14,7 +15,7 @@ from rock import process
 from rock.config import inherited_environment, read_environment
 from rock.errors import ConfigError, ProviderUnavailable, SandboxDied, SandboxError
 from rock.sandbox import frames
-from rock.sandbox.base import ExecStatus, Mount, SandboxSpec
+from rock.sandbox.base import ExecStatus, Limits, Mount, SandboxSpec
 from rock.sandbox.docker import DockerProvider
 from rock.sandbox.engine import Container, Engine
 from rock.sandbox.owner import wall_seconds
@@ -89,7 +90,7 @@ async def test_a_missing_image_names_the_command_to_get_it(provider: DockerProvi
 
 async def test_the_engines_socket_cannot_be_mounted(provider: DockerProvider) -> None:
     mount = Mount(source=Path("/var/run/docker.sock"), target="/docker.sock")
-    with pytest.raises(ConfigError, match=r"mounts\[0\]\.source.*engine's socket"):
+    with pytest.raises(ConfigError, match=r"mounts\[0\]\.source.*is a socket"):
         await provider.create(SandboxSpec(image=BUSYBOX_IMAGE, mounts=(mount,)))
     assert await containers_of(provider) == []
 
@@ -98,7 +99,7 @@ async def test_a_mount_that_is_not_there_leaves_nothing(
     provider: DockerProvider, tmp_path: Path
 ) -> None:
     mount = Mount(source=tmp_path / "absent", target="/data")
-    with pytest.raises(ConfigError, match="absent is not there"):
+    with pytest.raises(ConfigError, match="absent does not exist"):
         await provider.create(SandboxSpec(image=BUSYBOX_IMAGE, mounts=(mount,)))
     assert await containers_of(provider) == []
 
@@ -147,6 +148,18 @@ async def test_the_host_root_has_programs_and_no_secrets(provider: DockerProvide
     assert len(missing) == 4, lines
     assert any("Read-only" in line or "Permission denied" in line for line in lines)
     assert lines[-2:] == ["written", "42"]
+
+
+async def test_a_command_over_its_memory_is_told_so_and_the_sandbox_lives_on(
+    provider: DockerProvider,
+) -> None:
+    spec = SandboxSpec(image=TEST_IMAGE, limits=Limits(memory_bytes=64 * 1024**2))
+    hog = "print('began', flush=True); data = bytearray(300 * 1024**2); print(len(data))"
+    async with await provider.create(spec) as box:
+        done = await box.exec(["python3", "-c", hog], timeout_seconds=30)
+        after = await box.exec(["true"], timeout_seconds=10)
+    assert (done.status, done.stdout) == (ExecStatus.OOM_KILLED, b"began\n")
+    assert after.ok
 
 
 KNOCK = """
@@ -284,38 +297,71 @@ async def test_a_sandbox_ends_itself_when_its_lifetime_is_over(provider: DockerP
     assert folders_of(provider) == set[str]()
 
 
-ORPHAN_MAKER = """
+OWNER = """
 import asyncio, sys
 from pathlib import Path
 from rock.sandbox.base import SandboxSpec
 from rock.sandbox.docker import DockerProvider
 
 async def main() -> None:
-    provider = DockerProvider(
-        host=sys.argv[1] or None, run_id=sys.argv[2], base=Path(sys.argv[4])
-    )
-    box = await provider.create(SandboxSpec(image=sys.argv[3]))
-    print(box.id, flush=True)
-    await asyncio.sleep(600)
+    host, run_id, image, base = sys.argv[1:]
+    async with DockerProvider(host=host or None, run_id=run_id, base=Path(base)) as provider:
+        box = await provider.create(SandboxSpec(image=image))
+        print(box.id, flush=True)
+        await asyncio.sleep(600)
 
-asyncio.run(main())
+try:
+    asyncio.run(main())
+except KeyboardInterrupt:
+    sys.exit(130)
 """
+
+
+async def start_owner(provider: DockerProvider) -> process.Process:
+    """Another process that makes one sandbox, prints its id, and waits; labelled like ours."""
+    host = read_environment().docker_host or ""
+    return await process.start(
+        [sys.executable, "-c", OWNER, host, provider.run_id, BUSYBOX_IMAGE, provider.base],
+        env=inherited_environment(),
+        stdout=process.PIPE,
+    )
+
+
+async def first_line(child: process.Process) -> str:
+    assert child.stdout is not None
+    line = (await asyncio.wait_for(child.stdout.readline(), 30)).decode().strip()
+    assert line, "the process ended before it had a sandbox"
+    return line
+
+
+@pytest.mark.parametrize("moment", ["while it starts", "while it runs"])
+async def test_ctrl_c_leaves_no_container_and_no_directory(
+    provider: DockerProvider, moment: str
+) -> None:
+    owner = await start_owner(provider)
+
+    async def is_there() -> bool:
+        return bool(await containers_of(provider))
+
+    try:
+        if moment == "while it runs":
+            await first_line(owner)
+        await wait_until(is_there, "the container appears")
+        owner.send_signal(signal.SIGINT)
+        assert await asyncio.wait_for(owner.wait(), 30) == 130
+    finally:
+        await process.stop(owner)
+    assert await containers_of(provider) == []
+    assert folders_of(provider) == set[str]()
 
 
 async def test_reap_removes_the_sandbox_of_a_killed_owner_and_only_it(
     provider: DockerProvider,
 ) -> None:
     mine = await provider.create(SandboxSpec(image=BUSYBOX_IMAGE))
-    arguments = [read_environment().docker_host or "", provider.run_id, BUSYBOX_IMAGE]
-    owner = await process.start(
-        [sys.executable, "-c", ORPHAN_MAKER, *arguments, provider.base],
-        env=inherited_environment(),
-        stdout=process.PIPE,
-    )
+    owner = await start_owner(provider)
     try:
-        assert owner.stdout is not None
-        orphan = (await asyncio.wait_for(owner.stdout.readline(), 30)).decode().strip()
-        assert orphan
+        orphan = await first_line(owner)
         early = await reap(provider.engine, base=provider.base)
         assert f"rock-{orphan}" not in early.containers
         assert await provider.engine.running(f"rock-{orphan}")

@@ -6,7 +6,8 @@
  *
  * The specification is read from a file descriptor (usually a memfd), in the encoding of wire.c:
  *
- *     u32 flags (1: a network namespace, empty but for lo) | u32 uid | u32 gid of the helper inside |
+ *     u32 flags (1: a network namespace, empty but for lo; 2: started by root) | u32 uid, u32 gid of
+ *     the helper inside |
  *     6 * u32 uid map and gid map: inside, outside, count | u64 bytes | u64 inodes of the root tmpfs |
  *     u64 lifetime ms | text host name | u32 n, n steps: u8 kind | text path | text text | u32 mode
  *
@@ -36,6 +37,7 @@
 
 #define MAX_SPEC_BYTES (8 * 1024 * 1024)
 #define FLAG_OWN_NETWORK 1u
+#define FLAG_BY_ROOT 2u
 
 struct map {
     uint32_t inside, outside, count;
@@ -131,12 +133,13 @@ static void enter_user_namespace(const struct box *box) {
     }
     close(gate[1]);
     if (read(gate[0], &answer, 1) != 1) _exit(71); /* the child has said why */
-    if (geteuid() != 0) write_text(child, "setgroups", "deny");
+    int by_root = (box->flags & FLAG_BY_ROOT) != 0;
+    if (!by_root) write_text(child, "setgroups", "deny");
     write_map(child, "uid_map", &box->uids);
     write_map(child, "gid_map", &box->gids);
     snprintf(path, sizeof path, "/proc/%d/ns/user", child);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (geteuid() == 0) map_image_owners(box->steps, box->step_count, fd);
+    if (by_root) map_image_owners(box->steps, box->step_count, fd);
     check(fd < 0 || setns(fd, CLONE_NEWUSER), "enter the user namespace");
     close(fd);
     close(gate[0]);
@@ -188,9 +191,9 @@ int run_local(int spec_fd, int control) {
     signal(SIGINT, SIG_IGN);
     signal(SIGHUP, SIG_IGN);
     struct box box = read_spec(spec_fd);
-    int as_root = geteuid() == 0, status;
+    int by_root = (box.flags & FLAG_BY_ROOT) != 0, status;
     prefer_for_oom();
-    if (as_root) open_sources(box.steps, box.step_count, 1);
+    if (by_root) open_sources(box.steps, box.step_count, 1);
     enter_user_namespace(&box);
     int flags = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP;
     check(unshare(flags), "make mount, process, ipc, host name and cgroup namespaces");
@@ -199,7 +202,7 @@ int run_local(int spec_fd, int control) {
         raise_loopback();
     }
     check(sethostname(box.hostname, strlen(box.hostname)), "set the host name");
-    if (!as_root) open_sources(box.steps, box.step_count, 1);
+    if (!by_root) open_sources(box.steps, box.step_count, 1);
     open_sources(box.steps, box.step_count, 0);
     become_helper(&box);
     check(chdir("/"), "leave the working directory");

@@ -203,6 +203,7 @@ int serve(const struct serving *serving) {
             int conn = accept4(serving->listener, NULL, NULL, SOCK_CLOEXEC);
             if (conn >= 0 && comes_from_inside(conn)) close(conn);
             else if (conn >= 0) start_handler(conn, serving, signals);
+            else if (errno != EAGAIN) nap_ns(1000000); /* out of descriptors: let one end first */
         }
         if (polls[count - 1].revents) going = take_from_control(serving, signals);
         reap();

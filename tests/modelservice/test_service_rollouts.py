@@ -1,0 +1,78 @@
+"""Groups travel to the trainer through the service, and survive its restart until acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from rock.errors import NotFound
+from rock.modelservice import wire
+from rock.modelservice.service import ModelService
+from rock.testing.clock import FakeClock
+from tests.modelservice.fixtures import running
+
+
+def group(group_id: str, reward: float = 1.0) -> wire.Group:
+    row = wire.TokenRow("c/0", [1, 2], [0, 1], [0.0, -0.5], [wire.Span(1, 2, "sampled", "c", 1)])
+    episode = wire.GroupEpisode("e", 0, "s", {"class": "solved"}, reward, [row])
+    return wire.Group(group_id, "run", "task", 1, [episode])
+
+
+async def take(service: ModelService, wait: float = 0.0) -> list[wire.ClaimedGroup]:
+    request = wire.RolloutClaimRequest(
+        worker_id="t", max_groups=9, lease_seconds=10.0, wait_seconds=wait
+    )
+    return (await service.claim_groups(request)).groups
+
+
+async def test_a_group_reaches_the_trainer_whole_and_once(tmp_path: Path) -> None:
+    async with running(tmp_path) as service:
+        assert (await service.publish_group(group("g"))).accepted
+        assert not (await service.publish_group(group("g", reward=0.0))).accepted
+        (claimed,) = await take(service)
+        assert claimed.group == group("g")
+        assert await take(service) == []
+        reply = await service.ack_groups(wire.RolloutAckRequest([claimed.lease_id, "nope"]))
+        assert [result.error and result.error.code for result in reply.results] == [
+            None,
+            "lease_lost",
+        ]
+        again = await service.ack_groups(wire.RolloutAckRequest([claimed.lease_id]))
+        assert again.results[0].error is None
+        assert service.group_status("g").state == "acknowledged"
+        with pytest.raises(NotFound):
+            service.group_status("other")
+
+
+async def test_a_waiting_trainer_is_woken_by_a_group(tmp_path: Path) -> None:
+    async with running(tmp_path) as service:
+        waiting = asyncio.create_task(take(service, wait=30.0))
+        await asyncio.sleep(0)
+        await service.publish_group(group("g"))
+        async with asyncio.timeout(5):
+            assert len(await waiting) == 1
+
+
+async def test_an_unacknowledged_group_comes_again(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with running(tmp_path, clock) as service:
+        await service.publish_group(group("g"))
+        (first,) = await take(service)
+        clock.advance(10.0)
+        service.tick()
+        (second,) = await take(service)
+        assert (second.group, second.delivery) == (first.group, 2)
+
+
+async def test_a_restart_keeps_published_groups_and_forgets_consumed_ones(tmp_path: Path) -> None:
+    async with running(tmp_path) as service:
+        for name in ("consumed", "claimed", "pending"):
+            await service.publish_group(group(name))
+        consumed = (await take(service))[0]
+        await service.ack_groups(wire.RolloutAckRequest([consumed.lease_id]))
+    async with running(tmp_path) as service:
+        assert [one.group.group_id for one in await take(service)] == ["claimed", "pending"]
+        assert service.group_status("consumed").state == "acknowledged"
+        assert not (await service.publish_group(group("consumed"))).accepted

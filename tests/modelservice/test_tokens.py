@@ -1,0 +1,67 @@
+"""Packing and checking of token ids and log-probabilities."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rock.modelservice import tokens
+
+IDS = st.lists(st.integers(0, 2**31 - 1), min_size=1)
+
+
+@given(IDS)
+def test_packed_ids_come_back_the_same(ids: list[int]) -> None:
+    packed = tokens.pack_ids(ids)
+    assert (len(packed), tokens.count(packed)) == (4 * len(ids), len(ids))
+    assert tokens.unpack_ids(packed) == ids
+
+
+@given(st.lists(st.floats(-1e6, 0.0, width=32)))
+def test_packed_logprobs_come_back_the_same(logprobs: list[float]) -> None:
+    assert tokens.unpack_logprobs(tokens.pack_logprobs(logprobs)) == logprobs
+
+
+def test_a_good_sample_has_nothing_against_it() -> None:
+    assert tokens.reason_against_sample([1, 2**31 - 1], [0.0, -20.5]) is None
+    assert tokens.pack_prompt([0, 7]) == (tokens.pack_ids([0, 7]), None)
+
+
+@pytest.mark.parametrize(
+    ("ids", "logprobs", "reason"),
+    [
+        (None, [-1.0], "no token_ids"),
+        ([1], None, "no logprobs"),
+        ([], [], "empty token_ids"),
+        ([1, 2], [-1.0], "2 token_ids but 1 logprobs"),
+        ([-1], [-1.0], "token_ids outside"),
+        ([2**31], [-1.0], "token_ids outside"),
+        ([1, 2], [-1.0, math.nan], "not finite"),
+        ([1], [-math.inf], "not finite"),
+        ([1, 2], [math.inf, -math.inf], "not finite"),
+        ([1], [-1e300], "not finite"),
+        ([1], [0.01], "above 0"),
+    ],
+)
+def test_a_sample_that_is_not_exactly_right_gets_its_reason(
+    ids: list[int] | None, logprobs: list[float] | None, reason: str
+) -> None:
+    assert reason in (tokens.reason_against_sample(ids, logprobs) or "")
+
+
+@pytest.mark.parametrize(
+    ("ids", "reason"),
+    [
+        (None, "no prompt_token_ids"),
+        ([], "empty"),
+        ([1, -5], "prompt_token_ids outside"),
+        ([2**31], "prompt_token_ids outside"),
+    ],
+)
+def test_a_prompt_that_is_not_exactly_right_gets_its_reason(
+    ids: list[int] | None, reason: str
+) -> None:
+    packed, why = tokens.pack_prompt(ids)
+    assert packed is None
+    assert reason in (why or "")
