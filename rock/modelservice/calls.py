@@ -202,6 +202,23 @@ class Asked(Struct, frozen=True):
     """None if nobody asked the same before."""
 
 
+_SPARE_LEVELS = 128
+"""Nesting left to whoever reads a request inside something else: the journal, a worker."""
+
+
+def _check_readable(part: bytes) -> None:
+    """Raises `BadRequest` for JSON that was taken raw but that a later reader could not read."""
+    try:
+        str(part, "utf-8")
+        if part.count(b"[") + part.count(b"{") > _SPARE_LEVELS:
+            deeper = b"%b%b%b" % (b"[" * _SPARE_LEVELS, part, b"]" * _SPARE_LEVELS)
+            msgspec.json.decode(deeper, type=Raw)
+    except UnicodeDecodeError as exc:
+        raise BadRequest(f"the request is not valid UTF-8: {exc.reason}") from exc
+    except RecursionError as exc:
+        raise BadRequest("the request's JSON is nested too deeply") from exc
+
+
 class Conversation:
     """What one session has said and heard."""
 
@@ -214,6 +231,7 @@ class Conversation:
         self._by_key: dict[str, Call] = {}
 
     def look_up(self, dialect: str, request: CanonicalRequest) -> Asked:
+        """Raises `BadRequest` for bytes that no worker could read."""
         tools = None
         if request.tools is not None:
             tools = Raw(b"[" + b",".join(bytes(tool) for tool in request.tools) + b"]")
@@ -222,6 +240,8 @@ class Conversation:
         if any(name in extra for name in _TRANSPORT_FIELDS):
             extra = {name: extra[name] for name in extra if name not in _TRANSPORT_FIELDS}
         parameters = records.encoder.encode(replace(request, messages=[], tools=None, extra=extra))
+        for part in (*located.rest, located.tools or b"", parameters):
+            _check_readable(part)
         identity = None
         if located.complete:
             number = self.graph.number_of(located.tools)

@@ -51,6 +51,8 @@ class Engine:
         self.group_bell = Bell()
         self.drained = Bell()
         self.redelivered = 0
+        self.stopping = False
+        """Nothing more is handed out."""
         self.on_session_closed: list[Callable[[SessionId], None]] = []
         self._deadlines = Timers()
         self._graces = Timers()
@@ -95,6 +97,7 @@ class Engine:
 
     def stop(self) -> None:
         """Wake everybody: long-polls find nothing, agents get `ServiceUnavailable`."""
+        self.stopping = True
         self._end_all(ServiceUnavailable("the service is stopping; try again shortly"))
         for bell in (*self.bells.values(), self.group_bell, self.drained):
             bell.ring_all()
@@ -218,7 +221,7 @@ class Engine:
                 self._groups.append(record)
             else:
                 self.book.apply(record, self.clock())
-        except (msgspec.DecodeError, RockError, LookupError) as exc:
+        except (msgspec.DecodeError, RecursionError, RockError, LookupError) as exc:
             raise JournalError(
                 f"the journal in {self.config.state_dir} says what cannot have happened: {exc}"
             ) from exc
@@ -281,6 +284,7 @@ class Engine:
             self._move(call, Event.AGENT_LEFT)
 
     def _journal_failed(self, error: JournalError) -> None:
+        self.stopping = True
         self._end_all(error)
 
     def _end_all(self, error: RockError) -> None:

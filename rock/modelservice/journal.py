@@ -132,7 +132,7 @@ class Journal:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._error is not None:
             future.set_exception(self._error)
-        elif not self._waiting and self._syncing is None:
+        elif not self._frames and not self._waiting and self._syncing is None:
             future.set_result(None)
         else:
             self._waiting.append((future, None))
@@ -143,7 +143,7 @@ class Journal:
         """Write what is left and unlock. Safe to call twice; survives cancellation."""
         if self._fd < 0:
             return
-        while self._error is None and (self._waiting or self._syncing is not None):
+        while self._error is None and (self._frames or self._waiting or self._syncing is not None):
             if self._syncing is not None:
                 with contextlib.suppress(OSError):  # reported by _synced
                     await asyncio.shield(self._syncing)
@@ -178,6 +178,8 @@ class Journal:
     def _flush(self) -> None:
         self._scheduled = False
         if self._error is not None or self._syncing is not None:
+            return
+        if not self._frames and not self._waiting:
             return
         frames, self._frames = self._frames, []
         waiting, self._waiting = self._waiting, []

@@ -9,6 +9,7 @@ message are reported apart, because they come back unchanged and identify the an
 from __future__ import annotations
 
 import hashlib
+import sys
 from typing import Any, cast
 
 import msgspec
@@ -47,7 +48,8 @@ def describe(message: bytes) -> Described:
     try:
         plain = _plain_message.decode(message)
         text = plain.content.strip() if plain.role == "assistant" else plain.content
-        return Described(_digest([plain.role.encode(), text.encode()]), plain.role)
+        role = sys.intern(plain.role)  # a handful of roles, in every message
+        return Described(_digest([role.encode(), text.encode()]), role)
     except (msgspec.DecodeError, UnicodeError, RecursionError, ValueError):
         pass  # it has more to it, or cannot be read
     try:
@@ -57,7 +59,7 @@ def describe(message: bytes) -> Described:
 
 
 def _describe(fields: dict[str, Raw]) -> Described:
-    role = _text.decode(fields["role"]) if "role" in fields else ""
+    role = sys.intern(_text.decode(fields["role"])) if "role" in fields else ""
     assistant = role == "assistant"
     text, others = _content(bytes(fields.get("content", Raw(b"null"))))
     parts = [role.encode(), (text.strip() if assistant else text).encode(), *others]

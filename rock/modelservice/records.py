@@ -16,17 +16,11 @@ from rock.modelservice.states import Event
 from rock.modelservice.wire import CloseReason, OptionalRaw, SessionSpec, Usage
 
 SCHEMA = 1
-"""Version of these shapes. A journal with a higher one is refused."""
+"""Version of these shapes, in the journal's header. A journal with a higher one is refused."""
 
 
 class _Record(Struct, omit_defaults=True, tag_field="t"):
     pass
-
-
-class Header(_Record, tag="header"):
-    """First record of a journal."""
-
-    schema: int
 
 
 class Booted(_Record, tag="booted"):
@@ -113,8 +107,7 @@ class GroupAcknowledged(_Record, tag="group_acknowledged"):
 
 
 Record = (
-    Header
-    | Booted
+    Booted
     | SessionOpened
     | SessionEnded
     | CallQueued

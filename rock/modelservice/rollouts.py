@@ -42,7 +42,7 @@ class RolloutSide:
         end = time.monotonic() + min(request.wait_seconds, self._engine.config.max_wait_seconds)
         bell = self._engine.group_bell
         while not groups and (left := end - time.monotonic()) > 0:
-            if not await bell.wait(left) or self._engine.journal.error is not None:
+            if not await bell.wait(left) or self._engine.stopping:
                 break
             groups = self._claim_groups_now(request)
         return wire.RolloutClaimReply(groups=groups)

@@ -6,7 +6,7 @@ import time
 
 import msgspec
 
-from rock.errors import LeaseLost
+from rock.errors import LeaseLost, NotFound
 from rock.modelservice import completions, records, tokens, wire
 from rock.modelservice.answer import Answer
 from rock.modelservice.batches import check_claim, check_positive, each, tried
@@ -14,7 +14,7 @@ from rock.modelservice.calls import Call, failure
 from rock.modelservice.engine import TRAINER_BACKEND, Engine
 from rock.modelservice.queue import Held, Ticket
 from rock.modelservice.states import OPEN, Event, State
-from rock.types import LeaseId, PolicyVersion, WorkerId
+from rock.types import CallId, LeaseId, PolicyVersion, WorkerId
 
 
 class TrainerSide:
@@ -39,7 +39,7 @@ class TrainerSide:
         leases = self._claim_now(request, backend)
         end = time.monotonic() + min(request.wait_seconds, self._engine.config.max_wait_seconds)
         while not leases and (left := end - time.monotonic()) > 0:
-            if not await bell.wait(left) or self._engine.journal.error is not None:
+            if not await bell.wait(left) or self._engine.stopping:
                 break
             leases = self._claim_now(request, backend)
         state = self._book.policy.state if backend == TRAINER_BACKEND else "running"
@@ -149,7 +149,9 @@ class TrainerSide:
 
     def _call_of(self, lease_id: str) -> Call:
         """The call a lease was on. Raises `NotFound`, and `LeaseLost` if the call has ended."""
-        call = self._book.call(lease_id.rpartition(".")[0])
+        call = self._book.calls.get(CallId(lease_id.rpartition(".")[0]))
+        if call is None:
+            raise NotFound(f"there is no lease {lease_id!r}")
         if call.state not in OPEN and call.answered_lease != lease_id:
             raise LeaseLost(f"call {call.id} is {call.state}; drop the work")
         return call

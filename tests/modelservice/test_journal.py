@@ -102,6 +102,19 @@ async def test_closing_writes_what_is_left(tmp_path: Path) -> None:
     assert await reread(tmp_path) == [b"one", b"two"]
 
 
+@pytest.mark.parametrize("sync", LEVELS)
+async def test_records_that_nobody_waits_for_are_written_too(
+    tmp_path: Path, sync: SyncLevel
+) -> None:
+    journal, _ = opened(tmp_path, sync=sync)
+    journal.note(b"one")
+    await journal.barrier()
+    assert (tmp_path / FILE_NAME).read_bytes().endswith(frame(b"one"))
+    journal.note(b"two")
+    await journal.close()
+    assert await reread(tmp_path) == [b"one", b"two"]
+
+
 async def test_the_directory_is_private(tmp_path: Path) -> None:
     path = await written(tmp_path / "deep" / "state", b"{}")
     assert path.parent.stat().st_mode & 0o777 == 0o700

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import Raw
+from msgspec.structs import replace
 
 from rock.errors import (
     BadRequest,
@@ -19,6 +22,7 @@ from rock.errors import (
     Unauthorized,
 )
 from rock.modelservice import wire
+from rock.modelservice.service import Incoming
 from rock.modelservice.states import State
 from rock.testing.clock import FakeClock
 from rock.types import SessionId
@@ -352,6 +356,40 @@ async def test_a_session_expires(tmp_path: Path) -> None:
         with pytest.raises(SessionClosed):
             await call.answer()
         assert service.session_info(session.id).close_reason == "expired"
+
+
+async def test_bytes_that_no_worker_could_read_are_refused(tmp_path: Path) -> None:
+    async with running(tmp_path) as service:
+        session = await open_session(service)
+        for fields in ({"messages": [Raw(b'"\xff"')]}, {"extra": {"x": Raw(b'"\xff"')}}):
+            request = replace(incoming(HI).request, **fields)
+            with pytest.raises(BadRequest, match="not valid UTF-8"):
+                await service.submit(session, Incoming(dialect="chat", request=request, body=b""))
+        odd = user("\x00 \U0001f600 LLM_REQUEST_END")
+        call = await ask(service, session, odd)
+        (lease,) = await claim(service)
+        assert json.loads(bytes(lease.request.messages[0])) == odd
+        assert lease.call_id == call.id
+
+
+async def test_a_deeply_nested_request_is_refused_or_survives_a_restart(tmp_path: Path) -> None:
+    refused: list[int] = []
+    async with running(tmp_path) as service:
+        session_id = (await open_session(service)).id
+        for depth in (100, 300, 600, 700, 800, 900, 950):
+            message = b'{"role":"user","x":' + b"[" * depth + b"]" * depth + b"}"
+            request = replace(incoming(HI).request, messages=[Raw(message)])
+            asked = Incoming(dialect="chat", request=request, body=b"")
+            try:
+                await service.submit(service.session(session_id), asked)
+            except BadRequest:
+                refused.append(depth)
+    async with running(tmp_path) as service:
+        assert service.session_info(session_id).queued == 7 - len(refused)
+        assert all(
+            json.loads(bytes(lease.request.messages[0])) for lease in await claim(service, 9)
+        )
+    assert 100 not in refused
 
 
 async def test_a_request_without_messages_or_with_a_wild_n_is_refused(tmp_path: Path) -> None:

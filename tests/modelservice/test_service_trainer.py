@@ -292,6 +292,8 @@ async def test_a_pause_hands_nothing_out_until_it_ends(
         (lease,) = await claim(service)
         pausing = asyncio.create_task(service.policy(wire.PolicyUpdate(state="paused", mode=mode)))
         await until(lambda: service.stats().policy.state == "paused")
+        if mode == "hold":  # does not wait for the leases that are out
+            assert (await pausing).leased == 1
         assert first.state is (State.QUEUED if mode == "requeue" else State.LEASED)
         request = wire.ClaimRequest(worker_id="w", wait_seconds=0.0)
         assert await service.claim(request) == wire.ClaimReply([], "paused")
