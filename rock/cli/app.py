@@ -115,7 +115,7 @@ def run(
         Path | None, typer.Option(help="Use the service running here instead of starting one.")
     ] = None,
 ) -> None:
-    """Run tasks × episodes from a run file; started again on its run directory, it goes on."""
+    """Run the episodes of a run file; started again on its run directory, it goes on."""
     from rock.cli.run import run_file
 
     changes: dict[str, Any] = {

@@ -59,7 +59,8 @@ class ProgressView:
                 gone_on = f", {event.done} done before" if event.done else ""
                 self.console.print(
                     f"{event.groups} tasks, {event.episodes} episodes{gone_on}, "
-                    f"sandboxes by [bold]{event.provider}[/], into {escape(str(event.directory))}"
+                    f"sandboxes by [bold]{event.provider}[/], into {escape(str(event.directory))}",
+                    soft_wrap=True,
                 )
             case PhaseEntered():
                 self._phases[event.plan.episode_id] = event.phase
@@ -67,7 +68,7 @@ class ProgressView:
                 self._attempt_done(event)
             case GroupDone():
                 rewards = " ".join("-" if r is None else f"{r:g}" for r in event.rewards)
-                self.console.print(f"{escape(event.task_id)}: rewards {rewards}")
+                self.console.print(f"{escape(event.task_id)}: rewards {rewards}", soft_wrap=True)
             case GroupAcknowledged():
                 self._acknowledged += 1
             case RunEnded():
@@ -83,7 +84,8 @@ class ProgressView:
             where = f"{event.record.task_id}/{event.record.index}"
             again = "" if event.final else "; another attempt follows"
             self.console.print(
-                f"[yellow]{escape(where)}: {outcome.cls}: {escape(outcome.detail)}{again}[/]"
+                f"[yellow]{escape(where)}: {outcome.cls}: {escape(outcome.detail)}{again}[/]",
+                soft_wrap=True,
             )
 
     def _state(self) -> str:

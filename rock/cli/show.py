@@ -14,7 +14,7 @@ from rich.table import Table
 from rock.errors import ConfigError, LedgerError
 from rock.modelservice.wire import Choice, TokenRow, Trajectory, TrajectoryCall
 from rock.rollout.record import Record
-from rock.rollout.report import render, report
+from rock.rollout.report import as_text, report
 from rock.rollout.rundir import file_name, read_info, read_records
 
 TEXT_CHARS = 2000
@@ -26,7 +26,7 @@ def show_run(directory: Path, *, as_json: bool) -> None:
         body = {"info": read_info(directory), "report": report(records), "episodes": records}
         typer.echo(msgspec.json.format(msgspec.json.encode(body), indent=2).decode())
         return
-    typer.echo(render(report(records)))
+    typer.echo(as_text(report(records)))
     table = Table(box=None, pad_edge=False)
     for column in ("episode", "outcome", "reward", "turns", "seconds"):
         table.add_column(column, justify="left" if column in ("episode", "outcome") else "right")

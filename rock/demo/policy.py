@@ -31,8 +31,8 @@ from rock.modelservice.wire import (
 from rock.rollout.tasks.humaneval import Problem
 
 END = 256
-P_RIGHT = 0.55
-P_RECOVER = 0.5
+P_RIGHT = 0.4
+P_RECOVER = 0.35
 DONE = "solution.py is written."
 
 

@@ -241,6 +241,7 @@ def run(
     agent_fd: int | None = None,
     control_fd: int | None = None,
     parent_pid: int | None = None,
+    on_ready: Callable[[Ready], None] | None = None,
 ) -> None:
     """Serve until SIGTERM, SIGINT or, if given, the death of `parent_pid`. Blocks.
 
@@ -248,7 +249,7 @@ def run(
     """
     _raise_descriptor_limit()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_run(config, policies, agent_fd, control_fd, parent_pid))
+        runner.run(_run(config, policies, agent_fd, control_fd, parent_pid, on_ready))
 
 
 async def _run(
@@ -257,6 +258,7 @@ async def _run(
     agent_fd: int | None,
     control_fd: int | None,
     parent_pid: int | None,
+    on_ready: Callable[[Ready], None] | None,
 ) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -271,7 +273,9 @@ async def _run(
             control_socket=None if control_fd is None else socket.socket(fileno=control_fd),
         ) as running:
             try:
-                _write_ready(ready, running)
+                told = _write_ready(ready, running)
+                if on_ready is not None:
+                    on_ready(told)
                 log.info(
                     "serving agents on %s, control on %s", running.agent_url, running.control_url
                 )
@@ -280,7 +284,15 @@ async def _run(
                 ready.unlink(missing_ok=True)
 
 
-def _write_ready(path: Path, running: Running) -> None:
+def read_ready(state_dir: Path) -> Ready | None:
+    """Where the service of `state_dir` listens; None while it is not up."""
+    try:
+        return msgspec.json.decode((state_dir / READY_FILE).read_bytes(), type=Ready)
+    except FileNotFoundError:
+        return None
+
+
+def _write_ready(path: Path, running: Running) -> Ready:
     """Atomically: whoever sees the file sees all of it."""
     ready = Ready(
         pid=os.getpid(),
@@ -291,6 +303,7 @@ def _write_ready(path: Path, running: Running) -> None:
     draft = path.with_suffix(".new")
     draft.write_bytes(msgspec.json.encode(ready))
     draft.replace(path)
+    return ready
 
 
 @contextlib.contextmanager

@@ -19,13 +19,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-import msgspec
-
 from rock import process
 from rock.config import inherited_environment
 from rock.errors import ServiceUnavailable
 from rock.modelservice.keys import Keys, read_keys
-from rock.modelservice.server import READY_FILE, Ready, bind
+from rock.modelservice.server import READY_FILE, Ready, bind, read_ready
 from rock.modelservice.settings import ServiceConfig
 
 LOG_FILE = "service.log"
@@ -164,11 +162,10 @@ class ServiceProcess:
         (self.state_dir / READY_FILE).unlink(missing_ok=True)
 
     async def _wait_until_ready(self, started: process.Process) -> None:
-        path = self.state_dir / READY_FILE
         ended = asyncio.ensure_future(started.wait())
         try:
             async with asyncio.timeout(self._start_seconds):
-                while (ready := _read_ready(path)) is None:
+                while (ready := read_ready(self.state_dir)) is None:
                     await asyncio.wait({ended}, timeout=0.02)
                     if ended.done():
                         message = (
@@ -187,10 +184,3 @@ class ServiceProcess:
             text = (self.state_dir / LOG_FILE).read_bytes()[-LOG_TAIL_BYTES:]
             return text.decode("utf-8", "replace")
         return "(no log)"
-
-
-def _read_ready(path: Path) -> Ready | None:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Ready)
-    except FileNotFoundError:
-        return None

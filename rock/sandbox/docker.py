@@ -114,7 +114,7 @@ class DockerProvider(Provider):
             rundir.make(self.base, sandbox_id, self._owner)
             config = container_config(
                 spec,
-                programs=[] if spec.image else hostroot.program_directories(),
+                programs=hostroot.program_directories() if spec.image is None else [],
                 helper=helper_path(),
                 run_directory=folder / "run",
                 labels=self._labels(spec),

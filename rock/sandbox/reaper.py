@@ -6,13 +6,17 @@ is over. Whatever has no such labels, or belongs to a living process or to anoth
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rock.errors import SandboxError
 from rock.sandbox import rundir
 from rock.sandbox.engine import Engine
 from rock.sandbox.owner import EXPIRES, OWNER_PID, Owner, wall_seconds
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +34,16 @@ async def reap(
     now: Callable[[], float] = wall_seconds,
 ) -> Reaped:
     """Remove the containers and socket directories of dead owners. `now` is in seconds since 1970."""
-    removed = [
-        container.name
-        for container in await engine.containers(OWNER_PID)
-        if is_leftover(container.labels, now_seconds=now()) and await engine.remove(container.name)
-    ]
+    removed: list[str] = []
+    for container in await engine.containers(OWNER_PID):
+        if not is_leftover(container.labels, now_seconds=now()):
+            continue
+        try:
+            if await engine.remove(container.name):
+                removed.append(container.name)
+        except SandboxError as exc:
+            # The next one may still go; this one is found again by the next call.
+            log.warning("a leftover stays: %s", exc.message)
     folders = rundir.orphans(base or rundir.default_base(), now_seconds=now())
     for folder in folders:
         rundir.remove(folder)

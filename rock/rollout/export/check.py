@@ -84,10 +84,10 @@ def checked(row: TokenRow, choices: dict[str, list[Choice]], seen: set[Node]) ->
 def _packed_ids(row: TokenRow) -> array[int]:
     if not len(row.token_ids) == len(row.mask) == len(row.logprobs):
         raise RowError("lists of different lengths")
-    problem = tokens.reason_against_prompt(row.token_ids)
-    if problem is not None:
-        raise RowError(problem.replace("prompt_token_ids", "token_ids"))
-    return array("i", row.token_ids)
+    packed, problem = tokens.pack_prompt(row.token_ids)
+    if packed is None:
+        raise RowError((problem or "").replace("prompt_token_ids", "token_ids"))
+    return array("i", packed)
 
 
 def _check_mask(part: array[int], *, sampled: bool) -> None:

@@ -26,6 +26,7 @@ from rock.rollout.record import Record
 MAIN = "main"
 RETOKENISED = "retokenised"
 CHOICE = "choice"
+AFTER_UNTRAINABLE = "after_untrainable"
 
 
 class _Head(msgspec.Struct):
@@ -148,7 +149,9 @@ def chain_class(row: Checked, calls: dict[str, TrajectoryCall]) -> str:
     first = calls[call_id]
     if first.branch is not None:
         return first.branch
-    return MAIN if first.parent is None else RETOKENISED
+    if first.parent is None:
+        return MAIN
+    return AFTER_UNTRAINABLE if calls[first.parent].untrainable else RETOKENISED
 
 
 def _spans(row: Checked, calls: dict[str, TrajectoryCall]) -> Iterator[SampleSpan]:

@@ -1,0 +1,129 @@
+"""`rock demo`: the whole loop on this machine, with nothing but what is installed.
+
+ModelService, the trainer and every agent are processes of their own, as in a real run. Agents are
+the unmodified `rock/demo/agent.py` in sandboxes without a network; the trainer knows one URL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import sysconfig
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+import rock.demo.agent
+from rock import process
+from rock.cli.progress import ProgressView
+from rock.cli.run import print_result, until_signalled
+from rock.config import inherited_environment
+from rock.errors import RockError
+from rock.modelservice.supervise import ServiceProcess
+from rock.rollout.run import RunResult, ServiceAddress, run
+from rock.rollout.runfile import AgentConfig, MountConfig, RunFile
+from rock.rollout.tasks.humaneval import problems
+
+AGENT_PATH = "/opt/rock-demo/agent.py"
+PYTHON_PATH = "/opt/rock-demo/python"
+LIBRARIES_PATH = "/opt/rock-demo/libraries"
+
+
+def run_demo(
+    *, tasks: int, episodes: int, concurrency: int, seed: int, provider: str, out: Path | None
+) -> None:
+    problems()  # says how to install the tasks, before anything starts
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    config = RunFile.model_validate(
+        {
+            "tasks": f"humaneval:0-{tasks - 1}",
+            "agent": _agent(),
+            "episodes_per_task": episodes,
+            "concurrency": concurrency,
+            "provider": provider,
+            "seed": seed,
+            "out": (out or Path("runs", f"demo-{stamp}")).resolve(),
+        }
+    )
+    console = Console(highlight=False)
+    console.print(
+        f"The policy is [bold]scripted[/], not a model: it knows {tasks} published solutions and "
+        f"spoils some on purpose (seed {seed}).\nIt answers through the trainer API, as a trainer "
+        "would; the agents are ordinary programs that got OPENAI_BASE_URL and OPENAI_API_KEY."
+    )
+    with ProgressView(console) as view:
+        result = until_signalled(_demo(config, seed, view))
+    print_result(result)
+    raise typer.Exit(result.exit_code)
+
+
+def _agent() -> AgentConfig:
+    """The demo agent, run by a copy of this Python that the sandbox sees read-only under /opt.
+
+    Python and the libraries are shown at neutral paths: their own may lie in a home, which a
+    sandbox does not see. CPython finds its library beside its executable, wherever that is.
+    """
+    base = Path(sys.base_prefix).resolve()
+    python = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+    libraries = MountConfig(source=Path(sysconfig.get_path("purelib")), target=LIBRARIES_PATH)
+    mounts = [libraries]
+    env = {"PYTHONPATH": LIBRARIES_PATH, "PYTHONDONTWRITEBYTECODE": "1"}
+    command = str(python)
+    if not python.is_relative_to("/usr"):  # the host's own programs are there already
+        mounts.append(MountConfig(source=base, target=PYTHON_PATH))
+        command = f"{PYTHON_PATH}/{python.relative_to(base)}"
+        env["LD_LIBRARY_PATH"] = f"{PYTHON_PATH}/lib"
+    return AgentConfig(
+        command=[command, AGENT_PATH, "{instruction}"],
+        files={AGENT_PATH: Path(rock.demo.agent.__file__)},
+        mounts=mounts,
+        env=env,
+        timeout_seconds=300.0,
+    )
+
+
+async def _demo(config: RunFile, seed: int, view: ProgressView) -> RunResult:
+    assert config.out is not None
+    state_dir = config.out / "service"
+    async with (
+        ServiceProcess(state_dir, exit_with_parent=True) as service,
+        _trainer(service, seed, view.console),
+    ):
+        address = ServiceAddress(
+            control_url=service.control_url,
+            admin_key=service.keys.admin_key,
+            attach_path=service.attach_path,
+        )
+        return await run(config, service=address, on_event=view.on_event)
+
+
+@asynccontextmanager
+async def _trainer(
+    service: ServiceProcess, seed: int, console: Console
+) -> AsyncGenerator[None, None]:
+    """The trainer process; what it prints is shown as it comes."""
+    started = await process.start(
+        [sys.executable, "-m", "rock.demo.trainer", service.control_url, str(seed)],
+        env={**inherited_environment(), "ROCK_TRAINER_KEY": service.keys.trainer_key},
+        stdout=process.PIPE,
+    )
+    lines = asyncio.ensure_future(_show_lines(started, console))
+    try:
+        yield
+    finally:
+        code = await process.stop(started)
+        await asyncio.gather(lines, return_exceptions=True)
+        if code not in (0, -15):
+            raise RockError(f"the demo's trainer ended with code {code}")
+
+
+async def _show_lines(started: process.Process, console: Console) -> None:
+    assert started.stdout is not None
+    async for line in started.stdout:
+        text = line.decode(errors="replace").rstrip()
+        console.print(f"[dim]trainer (scripted): {escape(text)}[/]", soft_wrap=True)

@@ -1,0 +1,71 @@
+"""`rock run`: a run file to its end, or from where it stopped, with progress and the figures."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Coroutine, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import typer
+from rich.console import Console
+
+from rock.cli.progress import ProgressView
+from rock.cli.serve import service_dir, wait_for_service
+from rock.modelservice.keys import read_keys
+from rock.rollout.report import as_text
+from rock.rollout.run import EXIT_INTERRUPTED, RunResult, ServiceAddress, run
+
+T = TypeVar("T")
+
+
+def run_file(file: Path, *, changes: Mapping[str, Any], state_dir: Path | None) -> None:
+    """Exits 0 finished, 1 too many infrastructure failures, 130 interrupted."""
+    with ProgressView(Console(highlight=False)) as view:
+        work = run(
+            file,
+            overrides=changes,
+            service=_address(state_dir) if state_dir else None,
+            on_event=view.on_event,
+        )
+        result = until_signalled(work)
+    print_result(result)
+    raise typer.Exit(result.exit_code)
+
+
+def print_result(result: RunResult) -> None:
+    typer.echo(as_text(result.report))
+    typer.echo(f"groups: {result.groups}, taken by the trainer: {result.consumed}")
+    typer.echo(f"run directory: {result.directory}")
+    if result.report.tasks:
+        episode = f"{result.report.tasks[0].name}/0"
+        typer.echo(f"one trajectory: rock show {result.directory} {episode}")
+    if result.failure:
+        typer.echo(f"rock: {result.failure}", err=True)
+
+
+def until_signalled(work: Coroutine[Any, Any, T]) -> T:
+    """Run `work`; the first Ctrl-C or SIGTERM cancels it in order, and then exits 130."""
+    with contextlib.suppress(asyncio.CancelledError, KeyboardInterrupt):
+        return asyncio.run(_cancelled_by_signals(work))
+    raise typer.Exit(EXIT_INTERRUPTED)
+
+
+async def _cancelled_by_signals(work: Coroutine[Any, Any, T]) -> T:
+    task = asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    return await work
+
+
+def _address(state_dir: Path) -> ServiceAddress:
+    folder = service_dir(state_dir)
+    ready = wait_for_service(folder, wait_seconds=5.0)
+    return ServiceAddress(
+        control_url=ready.control_url,
+        admin_key=read_keys(folder).admin_key,
+        attach_path=Path(ready.attach_path),
+    )

@@ -1,0 +1,105 @@
+"""Wrong flags and files: exit code 2, one message that names the field and what was expected."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import rock
+
+GOOD = """\
+tasks: tasks.jsonl
+agent: {command: [python3, agent.py]}
+grader: {command: ["true"]}
+"""
+TASK = '{"task_id": "one", "instruction": "do it"}\n'
+
+
+@pytest.mark.parametrize(
+    ("files", "argv", "expected"),
+    [
+        pytest.param({}, ["run", "missing.yaml"], ["missing.yaml"], id="no-run-file"),
+        pytest.param(
+            {"run.yaml": "tasks: [", "tasks.jsonl": TASK},
+            ["run", "run.yaml"],
+            ["run.yaml", "YAML"],
+            id="not-yaml",
+        ),
+        pytest.param(
+            {"run.yaml": GOOD + "concurency: 3\n", "tasks.jsonl": TASK},
+            ["run", "run.yaml"],
+            ["run.yaml", "concurency"],
+            id="unknown-field",
+        ),
+        pytest.param(
+            {"run.yaml": GOOD + "concurrency: many\n", "tasks.jsonl": TASK},
+            ["run", "run.yaml"],
+            ["concurrency", "integer", "'many'"],
+            id="wrong-kind",
+        ),
+        pytest.param(
+            {"run.yaml": GOOD + "concurrency: 0\n", "tasks.jsonl": TASK},
+            ["run", "run.yaml"],
+            ["concurrency", "greater than or equal to 1", "0"],
+            id="too-small",
+        ),
+        pytest.param(
+            {"run.yaml": GOOD, "tasks.jsonl": '{"task_id": "one"}\n'},
+            ["run", "run.yaml"],
+            ["tasks.jsonl", "1", "instruction"],
+            id="task-without-instruction",
+        ),
+        pytest.param(
+            {"run.yaml": GOOD, "tasks.jsonl": TASK + TASK},
+            ["run", "run.yaml"],
+            ["tasks.jsonl", "one"],
+            id="task-twice",
+        ),
+        pytest.param(
+            {"run.yaml": GOOD, "tasks.jsonl": TASK},
+            ["run", "run.yaml", "--model", "gpt-5"],
+            ["model", "queue", "litellm:"],
+            id="unknown-backend",
+        ),
+        pytest.param(
+            {},
+            ["serve", "--state-dir", "s", "--set", "control_port=99999"],
+            ["control_port", "65535"],
+            id="port-too-large",
+        ),
+        pytest.param(
+            {},
+            ["serve", "--state-dir", "s", "--set", "nonsense"],
+            ["--set nonsense", "NAME=VALUE"],
+            id="setting-without-value",
+        ),
+        pytest.param(
+            {},
+            ["serve", "--state-dir", "s", "--backend", "magic"],
+            ["magic", "litellm"],
+            id="backend",
+        ),
+        pytest.param({}, ["demo", "--tasks", "0"], ["--tasks"], id="demo-without-tasks"),
+    ],
+)
+async def test_bad_input_is_named(
+    tmp_path: Path, files: dict[str, str], argv: list[str], expected: list[str]
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    done = await rock(*argv, home=tmp_path)
+    assert done.code == 2, done.err
+    for part in expected:
+        assert part in done.err
+    assert "Traceback" not in done.err
+
+
+async def test_a_session_without_a_service_says_how_to_start_one(tmp_path: Path) -> None:
+    done = await rock("session", "--state-dir", "s", "--wait-seconds", "0", home=tmp_path)
+    assert done.code == 1
+    assert "rock serve --state-dir" in done.err
+
+
+async def test_showing_what_is_no_run_says_so(tmp_path: Path) -> None:
+    done = await rock("show", ".", home=tmp_path)
+    assert done.code == 1
+    assert "not a run directory" in done.err
