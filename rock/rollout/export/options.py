@@ -9,11 +9,19 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from rock.config import Strict, validated
 
 Positive = Annotated[int, Field(ge=1)]
+
+
+def _names(given: object) -> object:
+    return tuple(given.split(",")) if isinstance(given, str) else given
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+"""Also as one text, with commas."""
 
 
 class Rows(StrEnum):
@@ -54,7 +62,7 @@ class ExportOptions(Strict):
     """The defaults give every token that may be trained on, once."""
 
     rows: Rows = Rows.CHAIN
-    chains: tuple[str, ...] | None = None
+    chains: Names | None = None
     """Classes of chains to take (`main`, `auxiliary`, ...); null is all."""
     only_in_loss: bool = True
     """Leave out episodes whose outcome does not count in the loss."""
@@ -69,7 +77,7 @@ class ExportOptions(Strict):
     placement: Placement = Placement.LAST_TOKEN
     splits: Positive = 1
     """How many critics share each group's members."""
-    streams: tuple[str, ...] = ()
+    streams: Names = ()
     """Per-token float streams to put beside the tokens."""
     messages: bool = False
     """Also write the conversation where a format has room for it."""

@@ -40,7 +40,8 @@ class Reader:
     def group(self, group: Group) -> Iterator[Sample]:
         """Raises `LedgerError` for a record or trajectory that cannot be read."""
         info, records = self.run.members(group)
-        self.left_out[f"episode {PENDING}"] += info.size - len(records)
+        if info.size > len(records):
+            self.left_out[f"episode {PENDING}"] += info.size - len(records)
         for record in records:
             if self.options.only_in_loss and not record.outcome.in_loss:
                 self.left_out[f"episode {NOT_IN_LOSS}{record.outcome.cls}"] += 1
@@ -75,3 +76,21 @@ def samples(
         reader.left_out = left_out
     for group in reader.wanted():
         yield from reader.group(group)
+
+
+def samples_of_episode(run: Path, task_id: str, index: int) -> list[Sample] | None:
+    """Every chain of one finished episode, with its conversation, whatever its outcome.
+
+    None when there is no such episode, or it ended before it had a trajectory.
+    """
+    source = open_run(run)
+    for group in source.groups:
+        if group.state.plan.task_id != task_id:
+            continue
+        info, records = source.members(group)
+        for record in records:
+            trajectory = source.trajectory(record) if record.index == index else None
+            if trajectory is not None:
+                episode = Episode(info, record, trajectory)
+                return list(samples_of(episode, ExportOptions(), Counter(), messages=True))
+    return None

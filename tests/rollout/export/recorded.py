@@ -1,7 +1,7 @@
 """One real run to export: the harness, local sandboxes, and an agent that does what clients do.
 
-The agent uses tools, writes their arguments anew, drops reasoning, asks for a title on the side
-(a chain of its own) and, late in the game, starts over with a summary. Two choices are asked once.
+The agent uses tools, writes their arguments anew, drops reasoning, asks once for two choices, and
+asks for a title on the side (a chain of its own).
 """
 
 import asyncio
@@ -63,8 +63,10 @@ def policy(lease: Lease) -> AssistantMessage:
     if turn == 0:
         return AssistantMessage(
             reasoning_content="First I look.",
-            tool_calls=[*(tool_call("bash", command="echo hello").tool_calls or ())]
-            + [*(tool_call("bash", command="echo there").tool_calls or ())],
+            tool_calls=[
+                *(tool_call("bash", command="echo hello").tool_calls or ()),
+                *(tool_call("bash", command="echo there").tool_calls or ()),
+            ],
         )
     if turn == 1:
         answer = 42 if int(lease.labels["index"]) % 2 == 0 else 41
@@ -76,11 +78,12 @@ async def _record(folder: Path) -> Path:
     write_tasks(folder, "first", "second/odd name")
     config = run_file(folder, episodes_per_task=4, concurrency=4, sampling={"temperature": 0.7})
     (folder / "agent.py").write_text(AGENT)
-    async with ServiceProcess(folder / "service", exit_with_parent=True) as service:
-        async with new_provider() as provider, answering(service, policy):
-            await run(
-                config, directory=folder / "run", service=address(service), provider=provider
-            )
+    async with (
+        ServiceProcess(folder / "service", exit_with_parent=True) as service,
+        new_provider() as provider,
+        answering(service, policy),
+    ):
+        await run(config, directory=folder / "run", service=address(service), provider=provider)
     return folder / "run"
 
 
