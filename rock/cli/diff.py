@@ -10,6 +10,7 @@ from array import array
 from difflib import SequenceMatcher
 from itertools import zip_longest
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 import typer
@@ -22,7 +23,7 @@ from rock.rollout.export.sample import Sample
 from rock.rollout.export.stream import samples_of_episode
 
 TEXT_CHARS = 200
-Numbers = array[int] | array[float]
+Numbers: TypeAlias = "array[int] | array[float]"
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):

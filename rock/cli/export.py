@@ -69,7 +69,7 @@ def _print(where: Path, manifest: Manifest) -> None:
         f"{manifest.sampled_tokens} of them sampled"
     )
     for reason, count in manifest.left_out.items():
-        print(f"  left out: {count} × {reason}")
+        print(f"  left out: {reason} ({count})")
     size = sum(file.bytes for file in manifest.files)
     print(f"{len(manifest.files)} files, {size:,} bytes in {where}")
     print(f"digest {manifest.digest}")
