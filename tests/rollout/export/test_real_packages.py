@@ -1,7 +1,7 @@
 """Exports read by the projects they are made for, with those projects' own code.
 
 Each has an environment of its own, made by `make test-export` (scripts/export-envs.sh); without it
-the test is skipped and says so. ROLL, prime-rl and slime are not on the package index: they are
+the test is skipped and says so. ROLL, prime-rl and slime cannot be installed from the index: they are
 checked by their published fields in test_formats.py.
 """
 
