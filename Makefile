@@ -3,6 +3,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Many tests wait for processes, so more workers than cores is right.
+WORKERS ?= 4
 
 .PHONY: help setup demo test test-export check lint fmt clean
 
@@ -19,7 +21,7 @@ demo: setup      ## run the whole loop: agents, ModelService, trainer, grades
 	@$(BIN)/rock demo
 
 test: setup      ## run the test suite (under five minutes)
-	@$(BIN)/pytest
+	@$(BIN)/pytest -n $(WORKERS)
 
 test-export: setup  ## the exports, read by the projects they are for (makes .venv-export, 2 GB)
 	scripts/export-envs.sh

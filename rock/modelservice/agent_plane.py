@@ -22,7 +22,8 @@ import msgspec
 
 from rock.errors import BadRequest, Forbidden, NotFound, RockError, Unauthorized
 from rock.modelservice import dialects
-from rock.modelservice.dialects import Dialect, ErrorReply, Renderer
+from rock.modelservice.auxiliary import classify
+from rock.modelservice.dialects import Dialect, ErrorReply, Exchange, Renderer
 from rock.modelservice.plane import EventStream, Reply, Request
 from rock.modelservice.service import Call, Incoming, ModelService, Session
 
@@ -42,16 +43,19 @@ class AgentPlane:
     async def handle(self, request: Request) -> Reply | EventStream:
         """Never raises a RockError: errors are replies in the dialect's shape."""
         key, route = split_key(request.path)
-        dialect = dialects.BY_ROUTE.get(route, dialects.DEFAULT)
+        dialect = dialects.spoken(route, request.headers)
         try:
             session = self._session(key, request.headers)
-            if route in dialects.BY_ROUTE:
+            if route in dialects.BY_ROUTE or route in dialects.LOCAL:
                 if request.method != "POST":
-                    return not_allowed(dialect, request.method, "POST")
+                    return not_allowed(dialect, request, "POST")
+                if route in dialects.LOCAL:
+                    _, answer = dialects.LOCAL[route]
+                    return Reply(200, answer(await request.read(), request.headers))
                 return await self._complete(session, dialect, request)
             if route == "/models" or route.startswith("/models/"):
                 if request.method != "GET":
-                    return not_allowed(dialect, request.method, "GET")
+                    return not_allowed(dialect, request, "GET")
                 return _models(session, route.removeprefix("/models").removeprefix("/"))
             raise NotFound(f"there is no {request.method} {_shown(request.path, key)} here")
         except RockError as exc:
@@ -102,7 +106,7 @@ class AgentPlane:
     ) -> tuple[Call, Renderer, bool]:
         """Read, parse and queue. The body and the parsed request end with this frame."""
         body = await request.read()
-        parsed = dialect.parse(body, request.headers)
+        parsed = dialect.parse(body, request.headers, _SessionHistory(self._service, session))
         incoming = Incoming(
             dialect=dialect.name,
             request=parsed.request,
@@ -110,10 +114,26 @@ class AgentPlane:
             idempotency_key=request.headers.get("Idempotency-Key"),
             retry_count=_retry_count(request.headers),
             stream=parsed.stream,
+            kind=classify(parsed.request, request.headers),
         )
         call = await self._service.submit(session, incoming)
         log.debug("call %s of session %s", call.id, session.id)
         return call, parsed.renderer, parsed.stream
+
+
+class _SessionHistory:
+    """What a session asked and got before, looked up only when a request names it."""
+
+    def __init__(self, service: ModelService, session: Session) -> None:
+        self._service = service
+        self._session = session
+
+    def exchange(self, call_id: str) -> Exchange | None:
+        try:
+            call = self._service.exported_call(self._session.id, call_id)
+        except NotFound:
+            return None
+        return Exchange(call.request, call.choices[0].message) if call.choices else None
 
 
 class _CallStream:
@@ -178,21 +198,34 @@ def _retry_count(headers: Mapping[str, str]) -> int:
 
 
 def _models(session: Session, wanted: str) -> Reply:
-    """Any name is accepted in a request, so any model exists; the list has the one in effect."""
+    """Any name is accepted in a request, so any model exists; the list has the one in effect.
+
+    One shape with the fields of both OpenAI and Anthropic.
+    """
     name = session.spec.pins.model or "policy"
     if wanted:
         return Reply(200, msgspec.json.encode(_model(unquote(wanted))))
-    return Reply(200, msgspec.json.encode({"object": "list", "data": [_model(name)]}))
+    page = {"has_more": False, "first_id": name, "last_id": name}
+    return Reply(200, msgspec.json.encode({"object": "list", "data": [_model(name)], **page}))
 
 
 def _model(name: str) -> dict[str, str | int]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "rock"}
+    openai: dict[str, str | int] = {"object": "model", "created": 0, "owned_by": "rock"}
+    anthropic = {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+    return {"id": name, **openai, **anthropic}
 
 
-def not_allowed(dialect: Dialect, method: str, allowed: str) -> Reply:
-    """405, which is no RockError: a wrong method is the client's bug and nothing to catch."""
-    exc = BadRequest(f"{method} is not allowed here; use {allowed}")
-    return _reply(ErrorReply(405, dialect.error(exc).body, {"Allow": allowed}))
+def not_allowed(dialect: Dialect, request: Request, allowed: str) -> Reply:
+    """405, which is no RockError: a wrong method is the client's bug and nothing to catch.
+
+    A WebSocket upgrade gets 426: the client that tries one falls back to HTTP at once on that
+    status, and only after seven tries on any other.
+    """
+    exc = BadRequest(f"{request.method} is not allowed here; use {allowed}")
+    body = dialect.error(exc).body
+    if request.headers.get("Upgrade", "").lower() == "websocket":
+        return Reply(426, body, {"Upgrade": "HTTP/1.1", "Connection": "close"})
+    return Reply(405, body, {"Allow": allowed})
 
 
 def _reply(error: ErrorReply) -> Reply:

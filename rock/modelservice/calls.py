@@ -76,6 +76,7 @@ class Call(Ticket):
         "fingerprint",
         "idempotency_key",
         "identity",
+        "kind",
         "leaf",
         "number",
         "outcome",
@@ -102,6 +103,7 @@ class Call(Ticket):
         """Place in the session, from 0."""
         self.dialect = record.dialect
         self.idempotency_key = record.idempotency_key
+        self.kind = record.kind
         self.pinned = record.pinned
         self.request = _with_pins(bytes(record.request), record.pinned)
         """The effective canonical request as JSON, without messages and tools."""

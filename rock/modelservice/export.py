@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from rock.errors import RockError
+from rock.errors import NotFound, RockError
 from rock.modelservice.answer import Answer, AnswerChoice
 from rock.modelservice.calls import Book, Call, Conversation
 from rock.modelservice.rows import build_rows
@@ -29,6 +29,14 @@ def trajectory(book: Book, session_id: SessionId) -> Trajectory:
     )
 
 
+def one_call(book: Book, session_id: SessionId, call_id: str) -> TrajectoryCall:
+    """Raises `NotFound`, also for a call of another session."""
+    call = book.call(call_id)
+    if call.session_id != session_id:
+        raise NotFound(f"this session has no call {call_id!r}")
+    return _call(book.conversation(session_id), call)
+
+
 def _call(conversation: Conversation, call: Call) -> TrajectoryCall:
     answer = call.stored if isinstance(call.stored, Answer) else None
     pinned: dict[str, Any] = msgspec.json.decode(call.pinned) if call.pinned else {}
@@ -44,6 +52,7 @@ def _call(conversation: Conversation, call: Call) -> TrajectoryCall:
         policy_version=answer.policy_version if answer else None,
         usage=answer.usage if answer else None,
         deliveries=call.deliveries,
+        kind=call.kind,
         error=call.stored.message if isinstance(call.stored, RockError) else None,
         error_code=call.stored.code if isinstance(call.stored, RockError) else None,
         cut_off=call.cut_off,

@@ -54,6 +54,7 @@ class CallQueued(_Record, tag="queued"):
     pinned: OptionalRaw = None
     """The values that the session's pins put in place of the agent's."""
     idempotency_key: str | None = None
+    kind: str | None = None
 
 
 class CallLeased(_Record, tag="leased"):

@@ -70,6 +70,8 @@ class Incoming:
     retry_count: int = 0
     """What the client says: 0 for a first try."""
     stream: bool = False
+    kind: str | None = None
+    """What the call is for if it is no step of the task (`auxiliary.classify`)."""
 
 
 class ModelService(TrainerSide, RolloutSide):
@@ -250,6 +252,7 @@ class ModelService(TrainerSide, RolloutSide):
             tools=extension.tools,
             pinned=Raw(records.encoder.encode(pins)) if pins else None,
             idempotency_key=incoming.idempotency_key,
+            kind=incoming.kind,
         )
         return self._engine.add_call(session, record, extension)
 
@@ -258,6 +261,10 @@ class ModelService(TrainerSide, RolloutSide):
     def trajectory(self, session_id: SessionId) -> wire.Trajectory:
         """Every call of a session and the token rows they make. Raises `NotFound`."""
         return export.trajectory(self._book, session_id)
+
+    def exported_call(self, session_id: SessionId, call_id: str) -> wire.TrajectoryCall:
+        """One call of a session, as in its trajectory. Raises `NotFound`."""
+        return export.one_call(self._book, session_id, call_id)
 
 
 def _check_open(session: Session) -> None:

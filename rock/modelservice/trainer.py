@@ -85,6 +85,7 @@ class TrainerSide:
             request=self._book.conversation(call.session_id).request_of(call),
             parent=_parent(call),
             labels=dict(call.session.labels),
+            kind=call.kind,
         )
 
     async def complete(self, request: wire.CompleteRequest) -> wire.BatchReply:

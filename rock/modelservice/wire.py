@@ -136,6 +136,8 @@ class Lease(Wire):
     request: CanonicalRequest
     parent: Parent | None = None
     labels: dict[str, str] = field(default_factory=dict[str, str])
+    kind: str | None = None
+    """What the call is for if it is no step of the task: `title`, `compaction`, `subagent`, …"""
 
 
 class ClaimReply(Wire):
@@ -264,6 +266,8 @@ class TrajectoryCall(Wire):
     parent: str | None = None
     branch: str | None = None
     """Why this call does not continue the one before it; null if it does."""
+    kind: str | None = None
+    """What the call is for if it is no step of the task; null if it is one."""
     untrainable: str | None = None
     policy_version: int | None = None
     usage: Usage | None = None

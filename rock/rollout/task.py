@@ -22,6 +22,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from rock.config import Strict
 from rock.errors import ConfigError
 
+MAX_ARGUMENT_BYTES = 100_000
+"""Linux takes 128 KiB in one argument; the rest is room for what a command puts around it."""
+
 
 def safe_relative(path: str) -> str:
     """`path` if it stays inside the directory it is relative to, else a ValueError that says why."""
@@ -39,6 +42,16 @@ def absolute(path: str) -> str:
     if not pure.is_absolute() or ".." in pure.parts or "\0" in path:
         raise ValueError("expected an absolute path without '..', like '/workspace'")
     return str(pure)
+
+
+def _fits_an_argument(text: str) -> str:
+    size = len(text.encode())
+    if size > MAX_ARGUMENT_BYTES or "\0" in text:
+        raise ValueError(
+            f"expected at most {MAX_ARGUMENT_BYTES} bytes and no NUL, since an agent gets it as one "
+            f"argument ({size} bytes); put more into a file of the task"
+        )
+    return text
 
 
 def _from_shorthand(value: Any) -> Any:
@@ -118,7 +131,7 @@ class Task(Strict):
     """One problem."""
 
     task_id: Annotated[str, Field(min_length=1, max_length=200)]
-    instruction: Annotated[str, Field(min_length=1)]
+    instruction: Annotated[str, Field(min_length=1), AfterValidator(_fits_an_argument)]
     files: Files = Field(default_factory=dict)
     workdir: AbsolutePath = "/workspace"
     image: str | None = None

@@ -66,7 +66,11 @@ class ExecResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mount:
-    """A host path shown inside the sandbox at `target` (absolute)."""
+    """A host path shown inside the sandbox at `target` (absolute).
+
+    The sandbox's user is nobody on the host: it reads what others may read, so a private directory
+    (mode 0700, as temporary ones are) must be opened first. Directories above `source` do not matter.
+    """
 
     source: Path
     target: str

@@ -123,7 +123,7 @@ class ChannelSandbox(Sandbox):
         if not 0 < timeout_seconds <= _MAX_TIMEOUT_SECONDS:
             raise CommandRefused(f"timeout_seconds: got {timeout_seconds}, expected more than 0")
         request = ExecRequest(
-            argv=[os.fsencode(argument) for argument in argv],
+            argv=[_encoded("argv", argument) for argument in argv],
             env=self._environment(env or {}, user),
             cwd=self._path(cwd or self.spec.workdir),
             user=os.fsencode(user or self.identity.user),
@@ -187,7 +187,10 @@ class ChannelSandbox(Sandbox):
         if not path or "\0" in path:
             raise SandboxFileError(f"path: got {path!r}, expected a path without NUL")
         full = posixpath.join(self.spec.workdir, path)
-        return os.fsencode(full.rstrip("/") or "/")
+        try:
+            return os.fsencode(full.rstrip("/") or "/")
+        except UnicodeEncodeError as exc:
+            raise SandboxFileError(f"path: {path!r} is not text that has bytes ({exc})") from exc
 
     def _environment(self, extra: Mapping[str, str], user: str | None) -> dict[bytes, bytes]:
         is_root = user is not None and user.partition(":")[0] in _ROOT
@@ -201,7 +204,9 @@ class ChannelSandbox(Sandbox):
         for name in merged:
             if not name or "=" in name:
                 raise CommandRefused(f"env: got the name {name!r}, expected one without '='")
-        return {os.fsencode(name): os.fsencode(value) for name, value in merged.items()}
+        return {
+            _encoded("env", name): _encoded(f"env {name}", value) for name, value in merged.items()
+        }
 
     async def _name_agent(self) -> None:
         """Give the default user a name where the image has none: `whoami`, git and ssh want one."""
@@ -221,6 +226,14 @@ class ChannelSandbox(Sandbox):
             )
         except SandboxFileError as exc:
             log.debug("sandbox %s: the agent user stays nameless: %s", self.id, exc)
+
+
+def _encoded(field: str, value: str | bytes) -> bytes:
+    """Text as bytes; a model can write half of a surrogate pair, which has none."""
+    try:
+        return os.fsencode(value)
+    except UnicodeEncodeError as exc:
+        raise CommandRefused(f"{field}: it is not text that has bytes ({exc})") from exc
 
 
 def _result(executed: Executed, elapsed_seconds: float) -> ExecResult:

@@ -18,8 +18,9 @@ import hashlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from rock.errors import ProviderUnavailable, SandboxDied, SandboxError
 from rock.sandbox import hostroot, rundir
@@ -119,7 +120,7 @@ class DockerProvider(Provider):
                 run_directory=folder / "run",
                 labels=self._labels(spec),
             )
-            await self.engine.create(image.id, f"rock-{sandbox_id}", config)
+            image = await self._start(image, spec, f"rock-{sandbox_id}", config)
             channel = await self._reach(sandbox_id, folder / "run" / SOCKET_NAME)
             sandbox = ChannelSandbox(
                 sandbox_id,
@@ -136,6 +137,20 @@ class DockerProvider(Provider):
             raise
         self._sandboxes[sandbox_id] = sandbox
         return sandbox
+
+    async def _start(
+        self, image: Image, spec: SandboxSpec, name: str, config: Mapping[str, Any]
+    ) -> Image:
+        """Start the container; the host image is made again if somebody has removed it."""
+        try:
+            await self.engine.create(image.id, name, config)
+        except ProviderUnavailable:
+            if spec.image is not None:
+                raise
+            self._host_image = None
+            image = await self._image(None)
+            await self.engine.create(image.id, name, config)
+        return image
 
     async def close(self) -> None:
         """Stop every sandbox still there, then the engine client's threads."""

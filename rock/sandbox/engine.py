@@ -150,12 +150,18 @@ class Engine:
         await self._call(f"import {repository}:{tag}", load)
 
     async def create(self, image_id: str, name: str, config: Mapping[str, Any]) -> None:
-        """Create and start a container. If this raises, `name` may exist: remove it."""
+        """Create and start a container. If this raises, `name` may exist: remove it.
+
+        Raises `ProviderUnavailable` if the engine has no such image (any more).
+        """
 
         def create(api: _Api) -> None:
             fields = dict(config)
             host_config = api.create_host_config(**fields.pop("host_config"))
-            made = api.create_container(image_id, name=name, host_config=host_config, **fields)
+            try:
+                made = api.create_container(image_id, name=name, host_config=host_config, **fields)
+            except docker.errors.ImageNotFound as exc:
+                raise ProviderUnavailable(f"the engine has no image {image_id} any more") from exc
             api.start(str(made["Id"]))
 
         async with self._creations:

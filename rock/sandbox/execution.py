@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from rock.sandbox import frames
 from rock.sandbox.frames import Frame, FrameType
 
-_READ_BYTES = 256 * 1024
+_READ_BYTES = 64 * 1024
+"""A pipe holds no more."""
 _END_OF_OUTPUT_SECONDS = 1.0
 """How long output may still come after everything that could write it has ended."""
 

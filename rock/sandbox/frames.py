@@ -200,7 +200,10 @@ def take_text(body: bytes, offset: int) -> tuple[bytes, int]:
     (size,) = struct.unpack_from("<I", body, offset)
     if end + size > len(body):
         raise ProtocolError("a text that is cut off")
-    return body[end : end + size], end + size
+    value = body[end : end + size]
+    if b"\0" in value:
+        raise ProtocolError("a text with a NUL byte")
+    return value, end + size
 
 
 def take_u32(body: bytes, offset: int) -> tuple[int, int]:

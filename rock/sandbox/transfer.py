@@ -47,9 +47,21 @@ class _Stream:
         self._pending.clear()
         self._pending_bytes = 0
 
+    def request(self, kind: FrameType, body: bytes) -> None:
+        try:
+            self.send(kind, body)
+            self.flush()
+        except OSError as exc:
+            raise SandboxDied(f"the sandbox is gone: {exc}") from exc
+
     def receive(self) -> Iterator[Frame]:
-        while data := self._conn.recv(_CHUNK_BYTES):
-            yield from self._decoder.feed(data)
+        try:
+            while data := self._conn.recv(_CHUNK_BYTES):
+                yield from self._decoder.feed(data)
+        except (TimeoutError, ConnectionError) as exc:
+            raise SandboxDied(f"the sandbox went away during a file transfer: {exc}") from exc
+        except frames.ProtocolError as exc:
+            raise SandboxDied(f"the sandbox's helper does not speak our protocol: {exc}") from exc
         raise SandboxDied("the sandbox went away during a file transfer")
 
 
@@ -65,15 +77,14 @@ def put_tree(
         stream.flush()
     except (BrokenPipeError, ConnectionResetError):
         pass  # the helper said why before it left; that is read below
+    except TimeoutError as exc:
+        raise SandboxDied("the sandbox takes no more of an upload") from exc
     except OSError as exc:
         raise SandboxFileError(f"cannot upload {source}: {exc}") from exc
-    try:
-        for frame in stream.receive():
-            if frame.type is FrameType.ERROR:
-                raise refuse(frame.body)
-            return
-    except OSError as exc:
-        raise SandboxDied(f"the sandbox went away during an upload: {exc}") from exc
+    for frame in stream.receive():
+        if frame.type is FrameType.ERROR:
+            raise refuse(frame.body)
+        return
 
 
 def _put_entry(stream: _Stream, host: Path, path: bytes) -> None:
@@ -116,8 +127,7 @@ def get_tree(
     stream = _Stream(conn)
     tree = _Incoming(target, max_bytes, max_entries)
     try:
-        stream.send(FrameType.GET, frames.text(source))
-        stream.flush()
+        stream.request(FrameType.GET, frames.text(source))
         for frame in stream.receive():
             if frame.type is FrameType.ERROR:
                 raise refuse(frame.body)
@@ -126,7 +136,7 @@ def get_tree(
                 return
             tree.take(frame)
     except frames.ProtocolError as exc:
-        raise SandboxDied(f"the sandbox's helper does not speak our protocol: {exc}") from exc
+        raise UnsafeArchive(f"the sandbox sent what is no file tree: {exc}") from exc
     except OSError as exc:
         raise SandboxFileError(f"cannot download to {target}: {exc}") from exc
     finally:

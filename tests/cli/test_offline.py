@@ -41,7 +41,9 @@ async def run_with(folder: Path, script: list[FakeAnswer]) -> tuple[int, str, li
         return done.code, done.out + done.err, hosted.keys
 
 
-async def test_a_run_survives_rate_limits_and_server_errors(tmp_path: Path) -> None:
+async def test_a_run_survives_rate_limits_and_errors_and_keeps_the_key_to_itself(
+    tmp_path: Path,
+) -> None:
     script: list[FakeAnswer] = [
         error_reply(429, "slow down", headers={"Retry-After": "1"}),
         error_reply(500, "oops"),
@@ -59,6 +61,9 @@ async def test_a_run_survives_rate_limits_and_server_errors(tmp_path: Path) -> N
     # A hosted model gives no token ids: stored, and never passed off as something to train on.
     assert trajectory["rows"] == []
     assert sum(trajectory["untrainable"].values()) == 2
+    # The key stays with ModelService: no file of the run, its log included, has it.
+    kept = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert [path for path in kept if b"sk-hosted" in path.read_bytes()] == []
 
 
 async def test_a_wrong_key_ends_the_run_with_its_reason(tmp_path: Path) -> None:
@@ -67,13 +72,3 @@ async def test_a_wrong_key_ends_the_run_with_its_reason(tmp_path: Path) -> None:
     assert "refuses the key" in printed
     assert "Traceback" not in printed
     assert len(keys) == 1  # not tried again: it cannot get better
-
-
-async def test_the_hosted_key_never_reaches_the_sandbox_or_the_run_directory(
-    tmp_path: Path,
-) -> None:
-    code, printed, _ = await run_with(tmp_path, ["write 42", "done"])
-    assert code == 0, printed
-    kept = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
-    assert kept
-    assert [path for path in kept if b"sk-hosted" in path.read_bytes()] == []

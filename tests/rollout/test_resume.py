@@ -24,7 +24,7 @@ from rock.modelservice.server import READY_FILE, Ready
 from rock.modelservice.wire import Lease
 from rock.modelservice.worker import serve
 from rock.rollout.ledger import State, replay
-from rock.rollout.run import EXIT_INTERRUPTED, run
+from rock.rollout.run import EXIT_INTERRUPTED, resume, run
 from rock.rollout.rundir import read_records
 from rock.testing import ScriptedPolicy
 from tests.rollout.live import run_file, wait_until, write_tasks
@@ -196,7 +196,7 @@ async def test_a_finished_run_is_only_reported(scene: Scene) -> None:
     async with scene.trainer():
         first = await run(scene.path, directory=scene.directory)
     calls = len(scene.seen)
-    again = await run(scene.path, directory=scene.directory)
+    again = await resume(scene.directory)
     assert (again.report, again.consumed) == (first.report, 3)
     assert len(scene.seen) == calls
 

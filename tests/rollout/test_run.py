@@ -9,12 +9,14 @@ from rock.modelservice.client import TrainerClient
 from rock.modelservice.policies.scripted import turn_of
 from rock.modelservice.supervise import ServiceProcess
 from rock.modelservice.wire import Group, Lease
-from rock.rollout.events import Event, GroupDone, PhaseEntered, RunEnded, RunStarted
+from rock.rollout.events import AttemptDone, Event, GroupDone, PhaseEntered, RunEnded, RunStarted
 from rock.rollout.outcome import OutcomeClass
 from rock.rollout.record import Record
 from rock.rollout.run import RunResult, run
 from rock.rollout.rundir import read_records
 from rock.rollout.trajectory import read_rows
+from rock.sandbox.docker import DockerProvider
+from tests.conftest import TEST_IMAGE
 from tests.rollout.live import address, answering, new_provider, run_file, write_tasks
 
 pytestmark = pytest.mark.userns
@@ -205,3 +207,82 @@ async def test_a_session_at_its_limit_ends_as_a_turn_limit(
 ) -> None:
     _, record = await one(tmp_path, service, "go on", limits={"max_calls": 3})
     assert (record.outcome.cls, record.usage.turns) == (OutcomeClass.TURN_LIMIT, 3)
+
+
+async def test_the_agent_may_change_the_files_that_the_task_brought(
+    tmp_path: Path, service: ServiceProcess
+) -> None:
+    write_tasks(tmp_path, "t", files={"answer.txt": "7", "src/deep/a.py": "x = 1"})
+    async with new_provider() as provider, answering(service, half_right):
+        result = await run(
+            run_file(tmp_path, grader={"command": sh_check()}),
+            directory=tmp_path / "run",
+            service=address(service),
+            provider=provider,
+        )
+    assert result.report.total.solved == 1
+
+
+def sh_check() -> list[str]:
+    script = 'cd "$0" && test "$(cat answer.txt)" = 42 && test "$(cat src/deep/a.py)" = "x = 1"'
+    return ["sh", "-c", script, "{workdir}"]
+
+
+async def test_sampling_is_pinned_and_every_episode_has_its_own_seed(
+    tmp_path: Path, service: ServiceProcess
+) -> None:
+    seeds: list[dict[str, int | None]] = []
+    for name in ("one", "two"):
+        write_tasks(tmp_path, "t")
+        config = run_file(
+            tmp_path, episodes_per_task=3, seed=7, sampling={"temperature": 0.5, "max_tokens": 99}
+        )
+        async with new_provider() as provider, answering(service, half_right) as policy:
+            await run(
+                config, directory=tmp_path / name, service=address(service), provider=provider
+            )
+        assert {lease.request.temperature for lease in policy.seen} == {0.5}
+        assert {lease.request.max_tokens for lease in policy.seen} == {99}
+        seeds.append({lease.labels["index"]: lease.request.seed for lease in policy.seen})
+    assert seeds[0] == seeds[1]
+    assert len(set(seeds[0].values())) == 3
+
+
+async def test_no_more_episodes_run_at_once_than_the_run_file_allows(
+    tmp_path: Path, service: ServiceProcess
+) -> None:
+    write_tasks(tmp_path, "a", "b", "c")
+    running: set[str] = set()
+    most = 0
+
+    def watch(event: Event) -> None:
+        nonlocal most
+        if isinstance(event, PhaseEntered):
+            running.add(event.plan.episode_id)
+        if isinstance(event, AttemptDone):
+            running.discard(event.record.episode_id)
+        most = max(most, len(running))
+
+    async with new_provider() as provider, answering(service, half_right):
+        await run(
+            run_file(tmp_path, episodes_per_task=2, concurrency=2),
+            directory=tmp_path / "run",
+            service=address(service),
+            provider=provider,
+            on_event=watch,
+        )
+    assert (most, running) == (2, set())
+
+
+@pytest.mark.docker
+async def test_the_same_run_works_in_docker(tmp_path: Path, service: ServiceProcess) -> None:
+    write_tasks(tmp_path, "a")
+    async with DockerProvider(base=tmp_path / "b") as provider, answering(service, half_right):
+        result = await run(
+            run_file(tmp_path, episodes_per_task=2, image=TEST_IMAGE),
+            directory=tmp_path / "run",
+            service=address(service),
+            provider=provider,
+        )
+    assert (result.provider, result.report.total.solved) == ("docker", 1)
+    assert result.report.total.valid == 2

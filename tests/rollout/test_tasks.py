@@ -61,6 +61,7 @@ def test_source_files_are_found_beside_the_task_file(tmp_path: Path) -> None:
         ("[1]", r"tasks\.jsonl:2: expected an object.*given: a list"),
         ({"task_id": "x"}, r"tasks\.jsonl:2: instruction: Field required"),
         ({**GOOD, "instruction": 5}, r"2: instruction: .*string \(given: 5\)"),
+        ({**GOOD, "instruction": "é" * 50_001}, r"2: instruction: .*at most 100000 bytes"),
         ({**GOOD, "task_id": ""}, r"2: task_id: .*at least 1 character"),
         ({**GOOD, "colour": "red"}, r"2: colour: .*not permitted \(given: 'red'\)"),
         ({**GOOD, "files": {"/etc/passwd": "x"}}, r"files\..*not absolute"),

@@ -411,6 +411,20 @@ async def test_providers_that_start_together_share_one_host_image(tmp_path: Path
         await asyncio.gather(*[one.close() for one in providers])
 
 
+async def test_a_host_image_that_somebody_removed_is_made_again(provider: DockerProvider) -> None:
+    client = docker.DockerClient(base_url=read_environment().docker_host)
+    try:
+        async with await provider.create(SandboxSpec()) as box:
+            assert (await box.exec(["true"], timeout_seconds=10)).ok
+        for image in client.images.list("rock-host"):
+            for tag in image.tags:
+                client.images.remove(tag, force=True)
+        async with await provider.create(SandboxSpec()) as box:
+            assert (await box.exec(["true"], timeout_seconds=10)).ok
+    finally:
+        client.close()
+
+
 async def test_the_test_image_has_an_agent_that_starts_without_a_network(
     provider: DockerProvider,
 ) -> None:

@@ -3,8 +3,8 @@
 A dialect knows neither the HTTP server nor who answers. Adding one is a file beside `chat.py` and a
 line in the registry. Life of one request:
 
-    parse(body, headers) -> Parsed     the canonical request, and a Renderer that remembers only
-                                       what the reply needs (the request itself is let go)
+    parse(body, headers, history)      the canonical request, and a Renderer that remembers only
+        -> Parsed                      what the reply needs (the request itself is let go)
     renderer.reply(answer) -> bytes    for a plain reply, or
     renderer.stream(call_id)           an encoder for a streamed one: keepalive()*, then answer(),
                                        or error() if the call ends badly after the first byte
@@ -13,21 +13,51 @@ line in the registry. Life of one request:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from rock.config import kind_of
 from rock.errors import BadRequest, RockError
 from rock.modelservice.answer import Answer
-from rock.modelservice.wire import CanonicalRequest
+from rock.modelservice.wire import AssistantMessage, CanonicalRequest
 
 Headers = Mapping[str, str]
 """Header values by name; look-ups ignore case."""
 T = TypeVar("T")
+
+
+LocalHandler: TypeAlias = Callable[[bytes, Headers], bytes]
+"""Answers a request at once, from its body and headers alone, without a call."""
+
+
+class Exchange(Struct, frozen=True):
+    """An earlier call of the session and what it got (its first choice)."""
+
+    request: CanonicalRequest
+    message: AssistantMessage
+
+
+class History(Protocol):
+    """Earlier calls of the asking session, for a dialect whose requests may name one."""
+
+    def exchange(self, call_id: str) -> Exchange | None:
+        """None if the session has no answered call of that id."""
+        ...
+
+
+class NoHistory:
+    """A session without earlier calls."""
+
+    def exchange(self, call_id: str) -> Exchange | None:
+        del call_id
+        return None
+
+
+NO_HISTORY = NoHistory()
 
 
 class StreamEncoder(Protocol):
@@ -77,7 +107,12 @@ class Dialect(Protocol):
         """Paths below `/v1` that take a POST of this dialect."""
         ...
 
-    def parse(self, body: bytes, headers: Headers) -> Parsed:
+    @property
+    def local_routes(self) -> Mapping[str, LocalHandler]:
+        """Further paths that take a POST; no call is made for them."""
+        ...
+
+    def parse(self, body: bytes, headers: Headers, history: History = NO_HISTORY) -> Parsed:
         """Raises BadRequest naming the field, what was given and what was expected."""
         ...
 

@@ -8,30 +8,31 @@ streamed as id and name first and arguments after, `[DONE]` at the end, errors a
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct
 
-from rock.errors import BadRequest, CallFailed, QueueFull, RockError, ServiceUnavailable
+from rock.errors import BadRequest, RockError
 from rock.modelservice import sse
 from rock.modelservice.answer import Answer, AnswerChoice
 from rock.modelservice.dialects.base import (
+    NO_HISTORY,
     ErrorReply,
     Headers,
+    History,
+    LocalHandler,
     Parsed,
     fields_of,
     take,
     wrong,
 )
+from rock.modelservice.dialects.openai_errors import error_body, error_reply
 from rock.modelservice.wire import CanonicalRequest, ToolCall, Usage
 
 MAX_CHOICES = 128
-MAX_RETRY_AFTER_SECONDS = 30
-"""One client gives up on a longer one."""
 Object = dict[str, Any]
 
 
@@ -45,9 +46,10 @@ class ChatDialect:
 
     def __init__(self, now: Callable[[], float] = epoch_seconds) -> None:
         self._now = now
+        self.local_routes: Mapping[str, LocalHandler] = {}
 
-    def parse(self, body: bytes, headers: Headers) -> Parsed:
-        del headers  # this dialect says everything in the body
+    def parse(self, body: bytes, headers: Headers, history: History = NO_HISTORY) -> Parsed:
+        del headers, history  # this dialect says everything in the body
         fields = fields_of(body)
         stream = bool(take(fields, "stream", bool, "true or false"))
         options: dict[str, Raw] = take(fields, "stream_options", dict[str, Raw], "an object") or {}
@@ -63,16 +65,7 @@ class ChatDialect:
         return Parsed(request, stream, renderer)
 
     def error(self, exc: RockError) -> ErrorReply:
-        headers: dict[str, str] = {}
-        if isinstance(exc, QueueFull):
-            seconds = max(1, min(MAX_RETRY_AFTER_SECONDS, math.ceil(exc.retry_after_seconds)))
-            headers["Retry-After"] = str(seconds)
-        elif isinstance(exc, ServiceUnavailable):
-            headers["Retry-After"] = "1"
-        elif isinstance(exc, CallFailed):
-            # The call was ended on purpose; an automatic retry would only sample it again.
-            headers["x-should-retry"] = "false"
-        return ErrorReply(exc.status, error_body(exc), headers)
+        return error_reply(exc)
 
 
 def _canonical(fields: dict[str, Raw]) -> CanonicalRequest:
@@ -310,18 +303,3 @@ def _logprobs(choice: AnswerChoice) -> Object | None:
             for token, value in pairs
         ]
     }
-
-
-_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-}
-
-
-def error_body(exc: RockError) -> bytes:
-    kind = _TYPES.get(exc.status, "invalid_request_error" if exc.status < 500 else "server_error")
-    param = exc.param if isinstance(exc, BadRequest) else None
-    error = {"message": exc.message, "type": kind, "param": param, "code": exc.code}
-    return msgspec.json.encode({"error": error})

@@ -60,7 +60,7 @@ static int find_user(const char *name, struct account *account, char **login) {
         found = 1;
     }
     if (found) return 0;
-    if (!numeric) return ENOENT;
+    if (!numeric && strcmp(name, "root")) return ENOENT; /* every system has a root, named or not */
     account->uid = (uid_t)number;
     account->gid = (gid_t)number;
     return 0;

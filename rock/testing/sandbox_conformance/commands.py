@@ -107,6 +107,17 @@ async def an_argument_over_the_kernels_bound_is_a_typed_error(subject: Subject) 
 
 
 @CHECKS
+async def what_cannot_be_an_argument_is_a_typed_error(subject: Subject) -> None:
+    async with await subject.create() as box:
+        for text in ("half a pair \ud83d", "a NUL \0 inside"):
+            await expect(CommandRefused, box.exec(["echo", text], timeout_seconds=10))
+            await expect(CommandRefused, box.exec(["env"], env={"A": text}, timeout_seconds=10))
+        await expect(CommandRefused, box.exec(["env"], env={"A=B": "c"}, timeout_seconds=10))
+        await expect(CommandRefused, box.exec([], timeout_seconds=10))
+        await expect(CommandRefused, box.exec(["env"], timeout_seconds=0))
+
+
+@CHECKS
 async def the_environment_is_the_specs_and_nothing_else(subject: Subject) -> None:
     async with await subject.create(env={"A": "spec", "B": "spec"}) as box:
         text = await output(box, "env", env={"B": "call"})

@@ -128,7 +128,8 @@ async def a_fork_bomb_is_bounded_and_leaves_a_working_sandbox(subject: Subject) 
     async with await subject.create(limits=Limits(pids=64)) as box:
         bomb = "b() { b | b & }; b; sleep 30"
         result = await box.exec(["sh", "-c", bomb], timeout_seconds=2, output_limit_bytes=1 << 20)
-        assert result.status in (ExecStatus.TIMED_OUT, ExecStatus.OUTPUT_LIMIT)
+        # The shell itself may be the one that gets no further process, and gives up with an error.
+        assert not result.ok
         assert result.duration_seconds < 20
         counted = await output(box, "set -- /proc/[0-9]*; echo $#")
         assert int(counted) < 10

@@ -120,9 +120,18 @@ async def an_upload_replaces_links_and_never_follows_them(subject: Subject) -> N
     with host_folder() as folder:
         _make_tree(folder / "tree")
         async with await subject.create() as box:
-            await output(box, "mkdir -p victim copy && ln -s ../victim copy/bin && touch victim/a")
+            plant = (
+                "mkdir -p victim copy && echo keep >victim/a && ln -s ../victim copy/bin "
+                "&& ln -s ../victim/a copy/private && ln copy/private copy/link"
+            )
+            await output(box, plant)
             await box.upload(folder / "tree", "copy")
-            assert await output(box, "ls -A victim; ./copy/bin/tool") == "a\ntool\n"
+            await box.upload(folder / "tree", "copy")
+            assert await output(box, "ls -A victim; cat victim/a; ./copy/bin/tool") == (
+                "a\nkeep\ntool\n"
+            )
+            await box.download("copy", folder / "back")
+        assert _described(folder / "back") == _described(folder / "tree")
 
 
 @CHECKS

@@ -1,0 +1,152 @@
+"""An answer as a Responses object: JSON, or the full sequence of events.
+
+Order of a streamed reply: `response.created`, `response.in_progress` (also the keep-alive), each
+output item with its parts and deltas, then `response.completed` or `response.incomplete`; or
+`response.failed` if the call ends badly after the first byte. `usage` is what was counted, or null.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import msgspec
+from msgspec import Struct
+
+from rock.errors import BadRequest, ContextLengthExceeded, QueueFull, RockError, SessionClosed
+from rock.modelservice import sse
+from rock.modelservice.answer import Answer, AnswerChoice
+from rock.modelservice.dialects.canonical import Object
+from rock.modelservice.dialects.responses.output import Item, output_items
+from rock.modelservice.dialects.responses.tools import Targets
+from rock.modelservice.wire import Usage
+
+_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+
+
+class ResponsesRenderer(Struct, frozen=True):
+    """Writes answers to one request, in both forms."""
+
+    model: str
+    now: Callable[[], float]
+    targets: Targets
+    previous_response_id: str | None
+    parallel_tool_calls: bool
+    sealed: bool
+
+    def reply(self, answer: Answer) -> bytes:
+        return msgspec.json.encode(self.finished(answer, self.body(answer.call_id)))
+
+    def stream(self, call_id: str) -> ResponsesStream:
+        return ResponsesStream(self, call_id)
+
+    def body(self, call_id: str) -> Object:
+        """A response that has just begun. Fields that only repeat the request are left empty."""
+        return {
+            "id": f"resp_{call_id}",
+            "object": "response",
+            "created_at": int(self.now()),
+            "status": "in_progress",
+            "error": None,
+            "incomplete_details": None,
+            "instructions": None,
+            "metadata": {},
+            "model": self.model,
+            "output": [],
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "previous_response_id": self.previous_response_id,
+            "tool_choice": "auto",
+            "tools": [],
+            "usage": None,
+        }
+
+    def finished(self, answer: Answer, body: Object) -> Object:
+        choice = answer.choices[0]
+        reason = _INCOMPLETE.get(choice.finish_reason)
+        return {
+            **body,
+            "status": "incomplete" if reason else "completed",
+            "incomplete_details": {"reason": reason} if reason else None,
+            "output": [item.body for item in self.items(answer.call_id, choice)],
+            "usage": usage_body(answer.usage),
+        }
+
+    def items(self, call_id: str, choice: AnswerChoice) -> list[Item]:
+        return output_items(call_id, choice, self.targets, sealed=self.sealed)
+
+
+class ResponsesStream:
+    """One streamed reply. Events are numbered from its first frame on."""
+
+    def __init__(self, renderer: ResponsesRenderer, call_id: str) -> None:
+        self._renderer = renderer
+        self._call_id = call_id
+        self._body = renderer.body(call_id)
+        self._next = 0
+
+    def keepalive(self) -> bytes:
+        """The opening, or a repetition of its second half: that resets every client's timer."""
+        return self._opening() or self._event("response.in_progress", response=self._body)
+
+    def answer(self, answer: Answer) -> Iterator[bytes]:
+        yield self._opening()
+        items = self._renderer.items(self._call_id, answer.choices[0])
+        for index, item in enumerate(items):
+            yield from self._item(index, item)
+        body = self._renderer.finished(answer, self._body)
+        yield self._event(f"response.{body['status']}", response=body)
+
+    def error(self, exc: RockError) -> bytes:
+        error = {"code": error_code(exc), "message": _message(exc)}
+        body = {**self._body, "status": "failed", "error": error}
+        return self._opening() + self._event("response.failed", response=body)
+
+    def _opening(self) -> bytes:
+        if self._next:
+            return b""
+        return self._event("response.created", response=self._body) + self._event(
+            "response.in_progress", response=self._body
+        )
+
+    def _item(self, index: int, item: Item) -> Iterator[bytes]:
+        yield self._event("response.output_item.added", output_index=index, item=item.begun)
+        for name, fields in item.events:
+            place = {"item_id": item.body["id"], "output_index": index}
+            yield self._event(name, **place, **fields)
+        yield self._event("response.output_item.done", output_index=index, item=item.body)
+
+    def _event(self, name: str, /, **fields: object) -> bytes:
+        data = {"type": name, "sequence_number": self._next, **fields}
+        self._next += 1
+        return sse.encode(msgspec.json.encode(data), event=name)
+
+
+def error_code(exc: RockError) -> str:
+    """The words that clients choose by: wait, stop, or try again."""
+    if isinstance(exc, ContextLengthExceeded):
+        return exc.code
+    if isinstance(exc, QueueFull):
+        return "rate_limit_exceeded"
+    if isinstance(exc, (BadRequest, SessionClosed)):
+        return "invalid_prompt"
+    return exc.code
+
+
+def _message(exc: RockError) -> str:
+    if isinstance(exc, QueueFull):
+        # The wait is read out of this text.
+        return f"{exc.message}. Please try again in {math.ceil(exc.retry_after_seconds)}s."
+    return exc.message
+
+
+def usage_body(usage: Usage | None) -> Object | None:
+    """Details that nobody counted are zero: the shape has no other word for "none"."""
+    if usage is None:
+        return None
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens or 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }

@@ -1,0 +1,77 @@
+"""`rock demo` runs the whole loop, says what it is, and leaves nothing but its run directory."""
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import Done, rock, started
+from tests.cli.leftovers import children_of, gone, wait_until
+
+PROVIDERS = [
+    pytest.param("local", marks=pytest.mark.userns),
+    pytest.param("docker", marks=pytest.mark.docker),
+]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
+
+
+async def demo(home: Path, *argv: str) -> Done:
+    return await rock("demo", "--out", "run", *argv, home=home, seconds=250)
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+async def test_the_demo_solves_some_and_not_all_and_says_that_it_is_scripted(
+    tmp_path: Path, provider: str
+) -> None:
+    done = await demo(tmp_path, "--provider", provider, "--tasks", "2", "--episodes", "4")
+    assert done.code == 0, done.err
+    assert "scripted" in done.out
+    assert f"sandboxes by {provider}" in done.out
+    records = [json.loads(p.read_bytes()) for p in (tmp_path / "run").rglob("record.json")]
+    rewards = [record["outcome"]["reward"] for record in records]
+    assert len(rewards) == 8
+    assert set(rewards) == {0.0, 1.0}
+    # The trainer took both groups, with rows: every answer's tokens are there.
+    assert "taken by the trainer: 2" in done.out
+    assert re.search(
+        r"trainer \(scripted\): HumanEval/0: advantages .*\d+ sampled tokens", done.out
+    )
+    assert all(record["usage"]["trainable_tokens"] > 100 for record in records)
+    assert all(record["untrainable"] == {} for record in records)
+    # The command that it names shows a trajectory.
+    command = re.search(r"one trajectory: rock (show .*)", done.out)
+    assert command is not None
+    shown = await rock(*command[1].split(), home=tmp_path)
+    assert shown.code == 0, shown.err
+    assert "solution.py" in shown.out
+    as_json = await rock(*command[1].split(), "--json", home=tmp_path)
+    assert "trajectory" in json.loads(as_json.out)
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_ctrl_c_in_the_middle_leaves_no_process_and_a_run_that_can_go_on(
+    tmp_path: Path, provider: str, number: signal.Signals
+) -> None:
+    argv = ["demo", "--out", "run", "--provider", provider, "--tasks", "2", "--episodes", "2"]
+    async with started(*argv, home=tmp_path) as process:
+        # Service, trainer and at least one sandbox or attempt are up before the signal.
+        await wait_until(
+            lambda: (
+                (tmp_path / "run/service/ready.json").exists()
+                and any((tmp_path / "run/episodes").glob("*/*/attempt-1"))
+                and len(children_of(process.pid)) >= 2
+            )
+        )
+        family = children_of(process.pid)
+        process.send_signal(number)
+        out, err = await process.communicate()
+    assert process.returncode == 130, out.decode() + err.decode()
+    assert "Traceback" not in err.decode()
+    await wait_until(lambda: all(gone(one) for one in family))
+    again = await demo(tmp_path, *argv[3:])
+    assert again.code == 0, again.err
+    finals = (tmp_path / "run/ledger.jsonl").read_text().count('"final":true')
+    assert finals == 4
