@@ -33,7 +33,10 @@ ProviderName = Literal["auto", "docker", "local"]
 def demo(
     tasks: Annotated[int, typer.Option(min=1, max=164, help="HumanEval tasks.")] = 12,
     episodes: Annotated[int, typer.Option(min=1, max=64, help="Episodes per task.")] = 4,
-    concurrency: Annotated[int, typer.Option(min=1, max=256, help="Episodes at once.")] = 8,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(min=1, max=256, help="Episodes at once.", show_default="2 per core"),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the scripted policy.")] = 0,
     provider: Annotated[ProviderName, typer.Option(help="Who makes sandboxes.")] = "auto",
     out: Annotated[
