@@ -52,7 +52,8 @@ def show_episode(directory: Path, episode: str, *, as_json: bool) -> None:
         body = {"record": record, "trajectory": trajectory}
         typer.echo(msgspec.json.format(msgspec.json.encode(body), indent=2).decode())
         return
-    console = Console(highlight=False)
+    # A terminal wraps long lines itself; lines broken here could not be copied or searched.
+    console = Console(highlight=False, soft_wrap=True)
     outcome = record.outcome
     console.print(
         f"[bold]{escape(record.task_id)}/{record.index}[/] attempt {record.attempt}: "
