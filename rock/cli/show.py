@@ -33,7 +33,7 @@ def show_run(directory: Path, *, as_json: bool) -> None:
     for record in records:
         reward = record.outcome.reward
         table.add_row(
-            f"{record.task_id}/{record.index}",
+            escape(f"{record.task_id}/{record.index}"),
             record.outcome.cls,
             "-" if reward is None else f"{reward:.2f}",
             str(record.usage.turns),
