@@ -35,7 +35,7 @@ def show_run(directory: Path, *, as_json: bool) -> None:
     for record in records:
         reward = record.outcome.reward
         table.add_row(
-            f"{record.task_id}/{record.index}",
+            escape(f"{record.task_id}/{record.index}"),
             record.outcome.cls,
             "-" if reward is None else f"{reward:.2f}",
             str(record.usage.turns),
@@ -57,7 +57,8 @@ def show_episode(directory: Path, episode: str, *, as_json: bool, tokens: bool) 
             body["samples"] = [line(sample, messages=False) for sample in chains]
         typer.echo(msgspec.json.format(msgspec.json.encode(body), indent=2).decode())
         return
-    console = Console(highlight=False)
+    # A terminal wraps long lines itself; lines broken here could not be copied or searched.
+    console = Console(highlight=False, soft_wrap=True)
     outcome = record.outcome
     console.print(
         f"[bold]{escape(record.task_id)}/{record.index}[/] attempt {record.attempt}: "

@@ -379,6 +379,22 @@ async def test_reap_removes_the_sandbox_of_a_killed_owner_and_only_it(
     assert (await mine.exec(["true"], timeout_seconds=5)).ok
 
 
+async def test_a_provider_that_is_probed_removes_what_a_killed_harness_left(
+    provider: DockerProvider,
+) -> None:
+    owner = await start_owner(provider)
+    try:
+        orphan = await first_line(owner)
+        owner.kill()
+        await owner.wait()
+        assert await provider.engine.running(f"rock-{orphan}")
+        assert (await provider.probe()).available
+    finally:
+        await process.stop(owner)
+    assert await containers_of(provider) == []
+    assert folders_of(provider) == set[str]()
+
+
 async def test_reap_removes_an_expired_sandbox_although_its_owner_lives(
     provider: DockerProvider, tmp_path: Path
 ) -> None:
