@@ -138,7 +138,11 @@ class _SessionHistory:
             call = self._service.exported_call(self._session.id, call_id)
         except NotFound:
             return None
-        return Exchange(call.request, call.choices[0].message) if call.choices else None
+        return (
+            Exchange(call.original or call.request, call.choices[0].message)
+            if call.choices
+            else None
+        )
 
 
 class _CallStream:

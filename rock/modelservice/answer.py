@@ -46,6 +46,9 @@ class Answer(Struct, frozen=True, kw_only=True):
     policy_version: PolicyVersion | None
     untrainable: str | None
     """Why no token row contains this answer; null if one does."""
+    sampled: tuple[AnswerChoice, ...] | None = None
+    """What the worker had said, where interceptors put `choices` in its place."""
+    edited_by: tuple[str, ...] = ()
     tokens: CallTokens | None = None
     """Prompt and samples; null if untrainable."""
 

@@ -24,7 +24,6 @@ from rock.modelservice.wire_partial import (
 )
 from rock.modelservice.worker import Policy, Worker
 
-CONCURRENCY = 256
 LEASE_SECONDS = 60.0
 
 
@@ -87,7 +86,7 @@ async def running(
             policy,
             ServiceDesk(service, name),
             worker_id=f"backend:{name}",
-            concurrency=CONCURRENCY,
+            concurrency=service.config.backend_concurrency,
             lease_seconds=LEASE_SECONDS,
         )
         for name, policy in policies.items()

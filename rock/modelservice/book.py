@@ -13,12 +13,13 @@ from msgspec import Struct
 from rock.errors import CallFailed, InvalidTransition, LeaseLost, NotFound, SessionClosed
 from rock.modelservice import records
 from rock.modelservice.answer import Answer
-from rock.modelservice.calls import Call, Conversation, failure
-from rock.modelservice.graph import AnswerRef, Extension
+from rock.modelservice.calls import Call, Conversation, Original, failure
+from rock.modelservice.graph import AnswerRef, Extension, MessageGraph
 from rock.modelservice.rows import CallTokens, Sample
 from rock.modelservice.sessions import Session, Sessions
 from rock.modelservice.spans import Said
 from rock.modelservice.states import OPEN, Event, State
+from rock.modelservice.wire_interceptors import Interceptor
 from rock.types import CallId, PolicyVersion, SessionId
 
 
@@ -30,6 +31,8 @@ class Book:
         self.calls: dict[CallId, Call] = {}
         """In the order they were asked."""
         self.policy = records.PolicyChanged(version=None, state="running")
+        self.interceptors: dict[str, Interceptor] = {}
+        """By name, in the order they were added."""
         self.runs = 0
         """How often a process took the journal over."""
         self._conversations: dict[SessionId, Conversation] = {}
@@ -65,6 +68,8 @@ class Book:
                 self._replay_queued(record, now)
             case records.PolicyChanged():
                 self.policy = record
+            case records.InterceptorSet() | records.InterceptorRemoved():
+                self.change_interceptors(record)
             case records.Booted():
                 self._boot(record)
             case records.GroupPublished() | records.GroupAcknowledged():
@@ -99,6 +104,14 @@ class Book:
             if call.state is State.LEASED:
                 call.move(Event.RELEASE)
 
+    def change_interceptors(
+        self, record: records.InterceptorSet | records.InterceptorRemoved
+    ) -> None:
+        if isinstance(record, records.InterceptorSet):
+            self.interceptors[record.name] = record.spec
+        else:
+            self.interceptors.pop(record.name, None)
+
     def open_session(self, record: records.SessionOpened, now: float) -> Session:
         session_id = SessionId(record.session)
         if session_id in self._conversations:
@@ -111,11 +124,20 @@ class Book:
         return CallId(f"{session.id}.{len(self._conversations[session.id].calls)}")
 
     def add_call(
-        self, session: Session, record: records.CallQueued, extension: Extension, now: float
+        self,
+        session: Session,
+        record: records.CallQueued,
+        extension: Extension,
+        now: float,
+        *,
+        asked: Extension | None = None,
     ) -> Call:
+        """`extension` is the effective request; `asked` is the original one, if it is another."""
         conversation = self._conversations[session.id]
         call = Call(CallId(record.call), session, number=len(conversation.calls), record=record)
         call.asked_at = now
+        if asked is not None:
+            call.original = Original(asked.leaf, asked.tools, bytes(record.request))
         conversation.add(call, extension)
         conversation.remember(call, bytes(record.request))
         session.calls += 1
@@ -141,6 +163,8 @@ class Book:
             usage=record.usage,
             policy_version=record.policy_version,
             untrainable=record.untrainable,
+            sampled=record.sampled,
+            edited_by=record.edited_by,
             tokens=call.tokens,
         )
         call.stored = answer
@@ -149,9 +173,7 @@ class Book:
         call.fingerprint = record.fingerprint
         graph = self._conversations[call.session.id].graph
         for number, choice in enumerate(record.choices):
-            said = {**msgspec.structs.asdict(choice.message), "role": "assistant"}
-            message = records.encoder.encode(said)
-            graph.add_answer(call.leaf, AnswerRef(call.number, number), message)
+            graph.add_answer(call.leaf, AnswerRef(call.number, number), choice.message)
         call.session.use(record.usage)
         if call.session.first_sampled_version is None:
             call.session.first_sampled_version = _first_version(record)
@@ -174,13 +196,11 @@ class Book:
         session = self.sessions.get(record.call.rpartition(".")[0])
         if record.call != self.next_call_id(session):
             raise InvalidTransition(f"call {record.call} was asked out of its turn")
-        extension = self._conversations[session.id].graph.replay(
-            base=record.base,
-            path=record.path,
-            blobs=[bytes(blob) for blob in record.blobs],
-            tools=record.tools,
-        )
-        self.add_call(session, record, extension, now)
+        graph = self._conversations[session.id].graph
+        extension, asked = _replayed(graph, record), None
+        if record.edited is not None:
+            extension, asked = _replayed(graph, record.edited), extension
+        self.add_call(session, record, extension, now, asked=asked)
 
     def _replay_leased(self, call: Call) -> None:
         # That an earlier lease was over is not on record: the next one says it.
@@ -195,6 +215,15 @@ class Book:
             call.stored = SessionClosed()
         elif event is Event.GRACE_OVER:
             call.stored = CallFailed("the agent left")
+
+
+def _replayed(graph: MessageGraph, said: records.CallQueued | records.Edited) -> Extension:
+    return graph.replay(
+        base=said.base,
+        path=said.path,
+        blobs=[bytes(blob) for blob in said.blobs],
+        tools=said.tools,
+    )
 
 
 def _samples(record: records.CallAnswered) -> tuple[Sample, ...]:

@@ -17,6 +17,7 @@ from rock.errors import (
     CallFailed,
     ContextLengthExceeded,
     DeadlineExceeded,
+    Forbidden,
     RockError,
     SessionClosed,
     UpstreamError,
@@ -39,6 +40,7 @@ _FAILURES: dict[str, type[RockError]] = {
         BadRequest,
         ContextLengthExceeded,
         DeadlineExceeded,
+        Forbidden,
         SessionClosed,
         UpstreamError,
         UpstreamUnauthorized,
@@ -54,6 +56,14 @@ Identity = tuple[str, int, int | None, bytes]
 def failure(code: str, message: str) -> RockError:
     """The error an agent gets for a call that ended with `code`."""
     return _FAILURES.get(code, CallFailed)(message)
+
+
+class Original(Struct, frozen=True):
+    """A request as it was asked: its place in the graph, its tools, its parameters as JSON."""
+
+    leaf: int
+    tools: int | None
+    request: bytes
 
 
 class Call(Ticket):
@@ -73,12 +83,14 @@ class Call(Ticket):
         "covers",
         "cut_off",
         "dialect",
+        "edited_by",
         "fingerprint",
         "idempotency_key",
         "identity",
         "kind",
         "leaf",
         "number",
+        "original",
         "outcome",
         "parent",
         "parent_choice",
@@ -108,14 +120,15 @@ class Call(Ticket):
         self.idempotency_key = record.idempotency_key
         self.kind = record.kind
         self.pinned = record.pinned
-        self.request = _with_pins(bytes(record.request), record.pinned)
+        self.request, self.tools = _effective(record)
         """The effective canonical request as JSON, without messages and tools."""
         self.leaf = 0
-        self.tools: int | None = record.tools
+        self.original: Original | None = None
+        """What was asked, where interceptors put something else in its place."""
+        self.edited_by = record.edited_by
         self.identity: Identity | None = None
         self.parent: Call | None = None
-        self.parent_choice = 0
-        self.covers = 0
+        self.parent_choice = self.covers = 0
         self.branch: str | None = None
         self.asked_at = 0.0
         """On the service's clock; its deadline counts from here."""
@@ -221,6 +234,12 @@ class Call(Ticket):
     def _forget(self, waiter: asyncio.Future[None]) -> None:
         if self._waiters is not None and waiter in self._waiters:
             self._waiters.remove(waiter)
+
+
+def _effective(record: records.CallQueued) -> tuple[bytes, int | None]:
+    """(parameters as JSON, number of the tools list)"""
+    said = record.edited or record
+    return _with_pins(bytes(said.request), record.pinned), said.tools
 
 
 def _with_pins(request: bytes, pinned: Raw | None) -> bytes:
@@ -332,14 +351,21 @@ class Conversation:
 
     def remember(self, call: Call, parameters: bytes) -> None:
         """Let retries of the call find it."""
-        call.identity = (call.dialect, call.leaf, call.tools, parameters)
+        asked = call.original or call
+        call.identity = (call.dialect, asked.leaf, asked.tools, parameters)
         self._by_identity.setdefault(call.identity, []).append(call)
         if call.idempotency_key is not None:
             self._by_key[call.idempotency_key] = call
 
     def request_of(self, call: Call) -> CanonicalRequest:
         """The effective request, whole: what a worker gets."""
-        return self._request(call, Omitted())
+        return self._whole(call, Omitted())
+
+    def original_of(self, call: Call) -> CanonicalRequest | None:
+        """What was asked, whole, where interceptors put something else in its place."""
+        if call.original is None:
+            return None
+        return self._whole(call.original, Omitted())
 
     def request_after(self, call: Call, parent: Call) -> tuple[CanonicalRequest, Omitted]:
         """The effective request without what it shares with its parent's, and what that is."""
@@ -348,9 +374,9 @@ class Conversation:
             tools=call.tools is not None and call.tools == parent.tools,
             token_ids=parent.tokens is not None,
         )
-        return self._request(call, omitted), omitted
+        return self._whole(call, omitted), omitted
 
-    def _request(self, call: Call, omitted: Omitted) -> CanonicalRequest:
+    def _whole(self, call: Call | Original, omitted: Omitted) -> CanonicalRequest:
         request = msgspec.json.decode(call.request, type=CanonicalRequest)
         request.messages = self.graph.messages(call.leaf, omitted.messages)
         if call.tools is not None and not omitted.tools:

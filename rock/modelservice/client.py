@@ -32,6 +32,12 @@ from rock.errors import (
     error_for,
 )
 from rock.modelservice import deltas, wire, wire_groups
+from rock.modelservice.wire_interceptors import (
+    Interceptor,
+    InterceptorList,
+    InterceptorRemoved,
+    InterceptorStatus,
+)
 from rock.modelservice.wire_partial import (
     CancelledReply,
     CancelledRequest,
@@ -316,6 +322,18 @@ class AdminClient(ControlClient):
     async def trajectory(self, session_id: str) -> wire.Trajectory:
         path = f"/admin/v1/sessions/{quote(session_id, safe='')}/trajectory"
         return await self._call("GET", path, wire.Trajectory, wait_seconds=60.0)
+
+    async def interceptors(self) -> InterceptorList:
+        return await self._call("GET", "/admin/v1/interceptors", InterceptorList)
+
+    async def set_interceptor(self, name: str, spec: Interceptor) -> InterceptorStatus:
+        """Add one, or change the one of that name; it holds from the next request on."""
+        path = f"/admin/v1/interceptors/{quote(name, safe='')}"
+        return await self._call("PUT", path, InterceptorStatus, spec)
+
+    async def remove_interceptor(self, name: str) -> InterceptorRemoved:
+        path = f"/admin/v1/interceptors/{quote(name, safe='')}"
+        return await self._call("DELETE", path, InterceptorRemoved)
 
     async def publish_group(self, group: wire_groups.Group) -> wire_groups.PublishReply:
         """Idempotent by `group_id`."""

@@ -30,6 +30,7 @@ from rock.modelservice.logs import about
 from rock.modelservice.metrics import CONTENT_TYPE
 from rock.modelservice.plane import Reply, Request, nothing
 from rock.modelservice.service import ModelService
+from rock.modelservice.wire_interceptors import Interceptor
 from rock.modelservice.wire_partial import CancelledRequest, PartialRequest
 from rock.types import SessionId
 
@@ -83,6 +84,12 @@ class ControlPlane:
             "/admin/v1/sessions/*": {"GET": self._session},
             "/admin/v1/sessions/*/close": {"POST": self._close_session},
             "/admin/v1/sessions/*/trajectory": {"GET": self._trajectory},
+            "/admin/v1/interceptors": {"GET": self._interceptors},
+            "/admin/v1/interceptors/*": {
+                "GET": self._interceptor,
+                "PUT": self._set_interceptor,
+                "DELETE": self._remove_interceptor,
+            },
             "/admin/v1/groups": {"POST": self._publish},
             "/admin/v1/groups/*": {"GET": self._group},
         }
@@ -226,6 +233,18 @@ class ControlPlane:
 
     async def _trajectory(self, request: Request, name: str) -> Reply:
         return _ok(self._service.trajectory(SessionId(name)))
+
+    async def _interceptors(self, request: Request, name: str) -> Reply:
+        return _ok(self._service.interceptors())
+
+    async def _interceptor(self, request: Request, name: str) -> Reply:
+        return _ok(self._service.interceptor(name))
+
+    async def _set_interceptor(self, request: Request, name: str) -> Reply:
+        return _ok(await self._service.set_interceptor(name, await _read(request, Interceptor)))
+
+    async def _remove_interceptor(self, request: Request, name: str) -> Reply:
+        return _ok(await self._service.remove_interceptor(name))
 
     async def _publish(self, request: Request, name: str) -> Reply:
         return _ok(await self._service.publish_group(await _read(request, wire_groups.Group)))

@@ -27,6 +27,8 @@ from rock.modelservice.bell import Bell
 from rock.modelservice.book import Book
 from rock.modelservice.calls import Call
 from rock.modelservice.graph import Extension
+from rock.modelservice.hooks import Hooks
+from rock.modelservice.interceptors import Interceptors
 from rock.modelservice.journal import Journal, Then
 from rock.modelservice.metrics import Gauges
 from rock.modelservice.notices import Notices
@@ -69,6 +71,7 @@ class Engine:
         self._session_ends = Timers()
         self._walls = Timers()
         self._idles = Timers()
+        hooks = Hooks(config.hooks)
         self._groups: list[records.GroupPublished | records.GroupAcknowledged] = []
         self.journal = Journal.open(
             config.state_dir,
@@ -79,6 +82,8 @@ class Engine:
         self.journal.on_failure = self._journal_failed
         self.observer = Observer(self._gauges)
         self.journal.on_commit = self.observer.committed
+        self.interceptors = Interceptors(hooks, self.observer.intercepted)
+        self.interceptors.replace_all(self.book.interceptors)
         boot = f"{self.book.runs + 1}-"
         self.outbox = Outbox(boot=boot)
         self.queue = CallQueue(
@@ -101,7 +106,7 @@ class Engine:
             if session.open:
                 self._time_session(session, now)
         for call in self.book.calls.values():
-            if call.said is not None:
+            if call.said is not None and not self._holds_back(call):
                 call.visible = len(call.said)
             if call.state is State.QUEUED:
                 self._time_call(call)
@@ -169,6 +174,15 @@ class Engine:
                 else:
                     self.end(call, Event.CLOSE, SessionClosed(f"the session was closed: {reason}"))
 
+    def change_interceptors(
+        self, record: records.InterceptorSet | records.InterceptorRemoved
+    ) -> asyncio.Future[None]:
+        payload = records.encode(record)
+        self.book.change_interceptors(record)
+        self.interceptors.replace_all(self.book.interceptors)
+        self.observer.interceptors_changed(record)
+        return self.journal.append(payload)
+
     # --- calls ---
 
     def add_call(
@@ -177,11 +191,13 @@ class Engine:
         record: records.CallQueued,
         extension: Extension,
         trace: Mapping[str, str],
+        *,
+        asked: Extension | None = None,
     ) -> tuple[Call, asyncio.Future[None]]:
         """Book a new call with one connection; it can be claimed once the future is done."""
         payload = records.encode(record)
         now = self.clock()
-        call = self.book.add_call(session, record, extension, now)
+        call = self.book.add_call(session, record, extension, now, asked=asked)
         call.attached = 1
         self.connections += 1
         self._time_call(call)
@@ -221,7 +237,7 @@ class Engine:
     def partial(self, call: Call, record: records.CallPartial) -> None:
         """Keep a span of an answer; agents see it once it is on disk."""
         self.book.add_span(call, record)
-        self.note(record, lambda: call.reveal(record.index + 1))
+        self.note(record, lambda: None if self._holds_back(call) else call.reveal(record.index + 1))
 
     def drop_spans(self, call: Call) -> None:
         """Start the answer afresh; only while no agent has read of it."""
@@ -303,6 +319,10 @@ class Engine:
 
     # --- inside ---
 
+    def _holds_back(self, call: Call) -> bool:
+        """An interceptor may still change what was said, unless an agent has read of it."""
+        return not call.shown and bool(self.interceptors.matching("response", call.session.labels))
+
     def _replay(self, payload: bytes) -> None:
         try:
             record = records.decoder.decode(payload)
@@ -365,7 +385,6 @@ class Engine:
         seconds = call.session.spec.limits.call_deadline_seconds
         if seconds is None:
             seconds = self.config.call_deadline_seconds
-        call.since = call.asked_at
         self._deadlines.set(call.id, call.asked_at + seconds)
 
     def _let_claim(self, call: Call) -> None:

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 
 from msgspec import Raw, Struct
 
-from rock.modelservice.messages import Described, describe
+from rock.modelservice.messages import Described, describe, describe_answer
+from rock.modelservice.wire import AssistantMessage
 
 _ROOT = 0
 _SYSTEM_ROLES = ("system", "developer")
@@ -189,9 +190,9 @@ class MessageGraph:
 
     # --- answers ---
 
-    def add_answer(self, leaf: int, ref: AnswerRef, message: bytes) -> None:
-        """Add the answer (as JSON) to the request that ends in the as-sent node `leaf`."""
-        described = describe(message)
+    def add_answer(self, leaf: int, ref: AnswerRef, message: AssistantMessage) -> None:
+        """Add the answer to the request that ends in the as-sent node `leaf`."""
+        described = describe_answer(message)
         node, _ = self._normal_child(self._normal[leaf], described)
         self._answers[node] = ref
         for call_id in described.call_ids:

@@ -48,7 +48,6 @@ class Ticket:
         "priority",
         "session_arrival",
         "session_id",
-        "since",
         "state",
     )
 
@@ -70,8 +69,6 @@ class Ticket:
         """The worker that has the session's prefix, as of when the ticket came to wait."""
         self.arrival = 0
         """Set by the queue: place in the order of arrival."""
-        self.since = 0.0
-        """When it was asked."""
         self.state = State.QUEUED
         self.deliveries = 0
         self.lost = 0

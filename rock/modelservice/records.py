@@ -15,6 +15,7 @@ from rock.errors import BadRequest
 from rock.modelservice.answer import AnswerChoice
 from rock.modelservice.states import Event
 from rock.modelservice.wire import CloseReason, LimitName, OptionalRaw, SessionSpec, Usage
+from rock.modelservice.wire_interceptors import Interceptor
 
 SCHEMA = 2
 """Version of these shapes, in the journal's header. A journal with a higher one is refused."""
@@ -45,6 +46,16 @@ class SessionEnded(_Record, tag="session_closed"):
     at: float | None = None
 
 
+class Edited(Struct, omit_defaults=True):
+    """The request that interceptors made of the one that was asked; fields as in `CallQueued`."""
+
+    base: int
+    path: list[int]
+    blobs: list[Raw]
+    request: Raw
+    tools: int | None = None
+
+
 class CallQueued(_Record, tag="queued"):
     """A request, with what is new in it. `graph.Extension` explains the numbers."""
 
@@ -58,6 +69,9 @@ class CallQueued(_Record, tag="queued"):
     tools: int | None = None
     pinned: OptionalRaw = None
     """The values that the session's pins put in place of the agent's."""
+    edited: Edited | None = None
+    edited_by: tuple[str, ...] = ()
+    """The interceptors that edited or ended it."""
     idempotency_key: str | None = None
     kind: str | None = None
     at: float | None = None
@@ -102,6 +116,9 @@ class CallAnswered(_Record, tag="answered"):
     policy_version: int | None = None
     usage: Usage | None = None
     untrainable: str | None = None
+    sampled: tuple[AnswerChoice, ...] | None = None
+    """What the worker had said, where interceptors put `choices` in its place."""
+    edited_by: tuple[str, ...] = ()
 
 
 class CallMoved(_Record, tag="moved"):
@@ -118,6 +135,15 @@ class CallFailedRecord(_Record, tag="failed"):
     event: Event
     code: str
     message: str
+
+
+class InterceptorSet(_Record, tag="interceptor_set"):
+    name: str
+    spec: Interceptor
+
+
+class InterceptorRemoved(_Record, tag="interceptor_removed"):
+    name: str
 
 
 class PolicyChanged(_Record, tag="policy"):
@@ -143,6 +169,8 @@ Record = (
     | SessionEnded
     | CallQueued
     | OfCall
+    | InterceptorSet
+    | InterceptorRemoved
     | PolicyChanged
     | GroupPublished
     | GroupAcknowledged

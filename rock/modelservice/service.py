@@ -26,10 +26,12 @@ from rock.modelservice import export, limits, records, wire
 from rock.modelservice.answer import Answer, AnswerChoice
 from rock.modelservice.calls import Asked, Call, Conversation, pins_set
 from rock.modelservice.engine import Engine
+from rock.modelservice.intercepting import InterceptingSide, intercepted
+from rock.modelservice.interceptors import Edit
 from rock.modelservice.rollouts import RolloutSide
 from rock.modelservice.sessions import Session, key_hash, new_id, new_key
 from rock.modelservice.settings import ServiceConfig
-from rock.modelservice.states import State
+from rock.modelservice.states import Event, State
 from rock.modelservice.timers import epoch_seconds
 from rock.modelservice.trainer import TrainerSide
 from rock.modelservice.underway import UnderwaySide
@@ -48,6 +50,7 @@ __all__ = [
 
 TICK_SECONDS = 0.1
 MAX_CHOICES = 128
+_AS_ASKED = Edit()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +79,7 @@ class Incoming:
     """What the call is for if it is no step of the task (`auxiliary.classify`)."""
 
 
-class ModelService(TrainerSide, UnderwaySide, RolloutSide):
+class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
     """The service. Make it with `open`; one per state directory.
 
     Sessions, agents and export are here; what workers call is in `TrainerSide` and
@@ -86,6 +89,7 @@ class ModelService(TrainerSide, UnderwaySide, RolloutSide):
     def __init__(self, engine: Engine) -> None:
         TrainerSide.__init__(self, engine)
         UnderwaySide.__init__(self, engine)
+        InterceptingSide.__init__(self, engine)
         RolloutSide.__init__(self, engine)
 
     @property
@@ -230,6 +234,12 @@ class ModelService(TrainerSide, UnderwaySide, RolloutSide):
         conversation = self._book.conversation(session.id)
         asked = conversation.look_up(incoming.dialect, request)
         call = conversation.find_retried(asked, incoming.idempotency_key, incoming.retry_count)
+        edit = _AS_ASKED
+        if call is None and self._engine.interceptors.matching("request", session.labels):
+            edit = await self._intercepted(session, incoming)
+            # A hook may have taken its time: what was true before need not be true now.
+            asked = conversation.look_up(incoming.dialect, request)
+            call = conversation.find_retried(asked, incoming.idempotency_key, incoming.retry_count)
         if call is not None:
             self._admit_connection()
             self._engine.attach(call)
@@ -237,7 +247,7 @@ class ModelService(TrainerSide, UnderwaySide, RolloutSide):
         else:
             _check_open(session)
             self._admit(session)
-            call, durable = self._new_call(session, conversation, incoming, asked)
+            call, durable = self._new_call(session, conversation, incoming, asked, edit)
         try:
             await durable
         except asyncio.CancelledError:
@@ -276,27 +286,63 @@ class ModelService(TrainerSide, UnderwaySide, RolloutSide):
         if self.connections >= self.config.max_parked:
             raise QueueFull(f"{self.connections} connections wait for an answer already")
 
+    async def _intercepted(self, session: Session, incoming: Incoming) -> Edit:
+        _check_open(session)
+        self._admit(session)
+        return await intercepted(
+            self._engine, session, incoming.request, dialect=incoming.dialect, kind=incoming.kind
+        )
+
     def _new_call(
-        self, session: Session, conversation: Conversation, incoming: Incoming, asked: Asked
+        self,
+        session: Session,
+        conversation: Conversation,
+        incoming: Incoming,
+        asked: Asked,
+        edit: Edit,
     ) -> tuple[Call, asyncio.Future[None]]:
         if (error := self._engine.journal.error) is not None:
             raise error
-        extension = conversation.graph.extend(asked.located)
-        pins = _overrides(session, incoming.request)
+        effective = None
+        if edit.request is not None:
+            effective = conversation.look_up(incoming.dialect, edit.request)
+        original = conversation.graph.extend(asked.located)
+        extension, edited = original, None
+        if effective is not None:
+            extension = conversation.graph.extend(effective.located)
+            edited = records.Edited(
+                base=extension.base,
+                path=extension.path,
+                blobs=[Raw(blob) for blob in extension.blobs],
+                request=Raw(effective.parameters),
+                tools=extension.tools,
+            )
+        pins = _overrides(session, edit.request or incoming.request)
         record = records.CallQueued(
             call=self._book.next_call_id(session),
             dialect=incoming.dialect,
-            base=extension.base,
-            path=extension.path,
-            blobs=[Raw(blob) for blob in extension.blobs],
+            base=original.base,
+            path=original.path,
+            blobs=[Raw(blob) for blob in original.blobs],
             request=Raw(asked.parameters),
-            tools=extension.tools,
+            tools=original.tools,
+            edited=edited,
+            edited_by=edit.by,
             pinned=Raw(records.encoder.encode(pins)) if pins else None,
             idempotency_key=incoming.idempotency_key,
             kind=incoming.kind,
             at=self._engine.wall(),
         )
-        return self._engine.add_call(session, record, extension, incoming.trace)
+        call, durable = self._engine.add_call(
+            session,
+            record,
+            extension,
+            incoming.trace,
+            asked=None if edited is None else original,
+        )
+        if edit.error is not None:
+            self._engine.end(call, Event.FAIL, edit.error)
+        return call, durable
 
     # --- export ---
 

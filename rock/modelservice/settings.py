@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from rock.config import Strict
 
 ClaimOrder = Literal["round_robin", "fifo", "oldest_session", "priority"]
 SyncLevel = Literal["process", "disk"]
+
+
+def _split(value: object) -> object:
+    """Text from a command line as a tuple."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return value
 
 
 class ServiceConfig(Strict):
@@ -67,6 +74,13 @@ class ServiceConfig(Strict):
     )
     keepalive_seconds: float = Field(
         10.0, gt=0, le=15.0, description="Pause between keep-alive events of a waiting stream."
+    )
+    hooks: Annotated[tuple[str, ...], BeforeValidator(_split)] = Field(
+        (),
+        description="Python functions that interceptors may name, `module:function`, comma-separated.",
+    )
+    backend_concurrency: int = Field(
+        256, ge=1, description="Calls that each built-in backend works on at the same time."
     )
     order: ClaimOrder = Field("round_robin", description="Which waiting call is handed out next.")
     sync: SyncLevel = Field(

@@ -13,10 +13,14 @@ from rock.modelservice.answer import Answer
 from rock.modelservice.batches import check_claim, check_positive, each, tried
 from rock.modelservice.calls import Call, failure
 from rock.modelservice.engine import TRAINER_BACKEND, Engine
+from rock.modelservice.intercepting import intercepted_answers
+from rock.modelservice.interceptors import Edit
 from rock.modelservice.queue import Held, Ticket
 from rock.modelservice.states import Event, State
 from rock.types import LeaseId, PolicyVersion, WorkerId
 
+BLOCKED = "blocked"
+"""What a worker hears instead of a reason: an interceptor ended the call."""
 CANNOT_CONTINUE = "cannot_continue"
 """What a worker says that cannot begin with `Lease.prefix`."""
 
@@ -118,14 +122,18 @@ class TrainerSide:
     async def complete(self, request: wire.CompleteRequest) -> wire.BatchReply:
         """Store answers; each item counts or fails on its own (409 `lease_lost`, 404 `not_found`,
         400 `invalid_request`). The same completion twice is accepted twice and stored once."""
+        edits = await intercepted_answers(self._engine, request.completions)
         results = [
-            tried(item.lease_id, lambda item=item: self._complete_one(item))
+            tried(
+                item.lease_id,
+                lambda item=item: self._complete_one(item, edits.get(item.lease_id)),
+            )
             for item in request.completions
         ]
         await self._engine.journal.barrier()
         return wire.BatchReply(results=results)
 
-    def _complete_one(self, completion: wire.Completion) -> str | None:
+    def _complete_one(self, completion: wire.Completion, edit: Edit | None) -> str | None:
         prepared = completions.prepare(completion)
         call = self._book.call_of_lease(completion.lease_id)
         if call.answered_lease == completion.lease_id:
@@ -139,6 +147,11 @@ class TrainerSide:
             version = held.policy_version
         self._check_prefix(call, prepared)
         record = completions.answered(call, wanted, prepared, version)
+        if edit is not None and edit.error is not None:
+            self._engine.end(call, Event.FAIL, edit.error)
+            return BLOCKED
+        if edit is not None and edit.choices is not None and not call.shown:
+            record = completions.edited(record, edit.choices, edit.by)
         self._engine.complete(call, record)
         call.answered_by = held.worker_id
         return record.untrainable

@@ -323,8 +323,14 @@ class TrajectoryCall(Wire):
     call_id: str
     state: str
     request: CanonicalRequest
-    """As the worker got it: the session's pins applied."""
+    """As the worker got it: interceptors and the session's pins applied."""
     choices: list[Choice]
+    original: CanonicalRequest | None = None
+    """As the agent asked it, where interceptors edited it."""
+    sampled: list[Choice] = field(default_factory=list[Choice])
+    """What the worker had said, where interceptors put `choices` in its place."""
+    edited_by: list[str] = field(default_factory=list[str])
+    """The interceptors that edited or ended the call."""
     pinned: dict[str, Any] = field(default_factory=dict[str, Any])
     """Values of `request` that a pin or a limit put in place of the agent's."""
     requested: dict[str, Any] = field(default_factory=dict[str, Any])

@@ -22,7 +22,7 @@ from tests.modelservice.faults.connection import Broken, Connection, Heard, chat
 Manner = Literal["keyed", "counted", "plain"]
 MANNERS: tuple[Manner, ...] = ("keyed", "counted", "plain")
 TURNS_PER_CONVERSATION = 4
-ANSWER_SECONDS = 60.0
+ANSWER_SECONDS = 240.0
 """A connection that lives and says nothing for so long has been forgotten."""
 AGAIN_SECONDS = 0.05
 ENDED = {502: "call_failed", 504: "deadline_exceeded"}
