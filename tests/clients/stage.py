@@ -79,6 +79,18 @@ def script_for(recipe: str) -> list[Line]:
     ]
 
 
+def by_call(script: Sequence[Line]) -> Callable[[Lease], Line]:
+    """The script by the order of calls: a call handed out again gets the same line."""
+    order: list[str] = []
+
+    def line(lease: Lease) -> Line:
+        if lease.call_id not in order:
+            order.append(lease.call_id)
+        return script[min(order.index(lease.call_id), len(script) - 1)]
+
+    return line
+
+
 @dataclass(frozen=True)
 class Seen:
     """What one run of a client left behind."""
@@ -109,17 +121,17 @@ class Stage:
     async def perform(
         self,
         recipe: str,
-        script: Sequence[Line] | Callable[[Lease], Any] | None = None,
+        script: Sequence[Line] | None = None,
         *,
         faults: Faults = no_fault,
-        timeout_seconds: float = 120,
+        timeout_seconds: float = 240,
         env: dict[str, str] | None = None,
     ) -> Seen:
         """Run the recipe's client to its end, or until the time is over."""
         require_installed(recipe)
         run = run_file(recipe, self._folder)
         nonce = secrets.token_hex(16)
-        policy = ScriptedPolicy(script or script_for(recipe), policy_version=1)
+        policy = ScriptedPolicy(by_call(script or script_for(recipe)), policy_version=1)
         async with AdminClient(self.service.control_url, self.service.keys.admin_key) as admin:
             session = await admin.create_session()
             tap = Tap(self.service.agent_url, faults)

@@ -37,7 +37,9 @@ class Refuse:
 
     status: int
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
-    body: bytes = b'{"error":{"message":"try later","type":"server_error","param":null,"code":null}}'
+    body: bytes = (
+        b'{"error":{"message":"try later","type":"server_error","param":null,"code":null}}'
+    )
     content_type: str = "application/json"
 
 

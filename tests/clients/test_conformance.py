@@ -15,7 +15,8 @@ from tests.clients.recipes import recipes
 from tests.clients.stage import Seen, script_for, stage
 from tests.clients.tap import Sent
 
-pytestmark = [pytest.mark.clients, pytest.mark.userns, pytest.mark.timeout(180)]
+TEXT_FIELDS = ("content", "text", "output", "thinking", "summary", "reasoning_content")
+pytestmark = [pytest.mark.clients, pytest.mark.userns, pytest.mark.timeout(300)]
 
 
 @pytest.mark.parametrize("recipe", recipes())
@@ -67,7 +68,7 @@ def said_in(sent: Sent) -> Iterator[str]:
     for name in ("instructions", "system", "input", "messages"):
         for text in leaves(body.get(name)):
             if not text.startswith("x-anthropic-billing-header:"):
-                yield text
+                yield text.removeprefix("<think>\n").removesuffix("\n</think>")
 
 
 def leaves(value: Any) -> Iterator[str]:
@@ -78,5 +79,5 @@ def leaves(value: Any) -> Iterator[str]:
         for item in cast("list[Any]", value):
             yield from leaves(item)
     elif isinstance(value, dict):
-        for name in ("content", "text", "output"):
+        for name in TEXT_FIELDS:
             yield from leaves(cast("dict[str, Any]", value).get(name))
