@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,14 +79,24 @@ def script_for(recipe: str) -> list[Line]:
     ]
 
 
-def by_call(script: Sequence[Line]) -> Callable[[Lease], Line]:
+Hook = Callable[[int, Tap], Awaitable[None]]
+"""Called with a call's place before it is answered, once for each time that it is handed out."""
+
+
+async def no_hook(place: int, tap: Tap) -> None:
+    """Answer at once."""
+
+
+def by_call(script: Sequence[Line], tap: Tap, hook: Hook) -> Callable[[Lease], Awaitable[Line]]:
     """The script by the order of calls: a call handed out again gets the same line."""
     order: list[str] = []
 
-    def line(lease: Lease) -> Line:
+    async def line(lease: Lease) -> Line:
         if lease.call_id not in order:
             order.append(lease.call_id)
-        return script[min(order.index(lease.call_id), len(script) - 1)]
+        place = order.index(lease.call_id)
+        await hook(place, tap)
+        return script[min(place, len(script) - 1)]
 
     return line
 
@@ -117,26 +127,28 @@ class Stage:
         self.service = service
         self._provider = provider
         self._folder = folder
+        self.taps: list[Tap] = []
+        """One for each performance, in the order in which they began."""
 
     async def perform(
         self,
         recipe: str,
-        script: Sequence[Line] | None = None,
         *,
         faults: Faults = no_fault,
+        hook: Hook = no_hook,
         timeout_seconds: float = 240,
-        env: dict[str, str] | None = None,
     ) -> Seen:
         """Run the recipe's client to its end, or until the time is over."""
         require_installed(recipe)
         run = run_file(recipe, self._folder)
         nonce = secrets.token_hex(16)
-        policy = ScriptedPolicy(by_call(script or script_for(recipe)), policy_version=1)
+        tap = Tap(self.service.agent_url, faults)
+        self.taps.append(tap)
+        policy = ScriptedPolicy(by_call(script_for(recipe), tap, hook), policy_version=1)
         async with AdminClient(self.service.control_url, self.service.keys.admin_key) as admin:
             session = await admin.create_session()
-            tap = Tap(self.service.agent_url, faults)
             async with self._answering(policy):
-                result, written = await self._run(run, session, tap, nonce, timeout_seconds, env)
+                result, written = await self._run(run, session, tap, nonce, timeout_seconds)
             await admin.close_session(session.session_id)
             trajectory = await admin.trajectory(session.session_id)
         return Seen(result, nonce, written, tap, policy.seen, trajectory)
@@ -148,7 +160,6 @@ class Stage:
         tap: Tap,
         nonce: str,
         timeout_seconds: float,
-        env: dict[str, str] | None,
     ) -> tuple[ExecResult, str | None]:
         task = Task(task_id="copy", instruction=INSTRUCTION)
         spec = SandboxSpec(mounts=run.mounts(), limits=run.sandbox_limits())
@@ -160,9 +171,10 @@ class Stage:
             values = dict(agent_values(task, model_name=run.model_name, listener=listener))
             # The tap is no session-bound listener, so the key in the address says who asks.
             values["base_url"] = values["base_url"].replace("/v1", f"/s/{session.key}/v1")
-            agent = run.agent.model_copy(update={"env": {**run.agent.env, **(env or {})}})
             async with tap.on(listener):
-                result = await run_agent(sandbox, agent, values, timeout_seconds=timeout_seconds)
+                result = await run_agent(
+                    sandbox, run.agent, values, timeout_seconds=timeout_seconds
+                )
             try:
                 written = (await sandbox.read_file(f"{task.workdir}/hello.txt")).decode()
             except SandboxFileError:
