@@ -53,8 +53,8 @@ class AgentConfig(Strict):
     )
     env: dict[str, str] = Field(
         default={},
-        description="Environment, with the same placeholders. OPENAI_BASE_URL and OPENAI_API_KEY "
-        "are always there.",
+        description="Environment, with the same placeholders. OPENAI_BASE_URL, OPENAI_API_KEY, "
+        "ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY are always there.",
     )
     timeout_seconds: Seconds = Field(default=1800.0, description="Time limit of the agent.")
     cwd: str = Field(default="{workdir}", description="Directory in which the agent starts.")

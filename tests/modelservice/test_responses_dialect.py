@@ -155,6 +155,19 @@ def test_two_replies_in_a_row_stay_two_messages() -> None:
     ]
 
 
+def test_reasoning_sent_back_as_a_message_of_its_own_is_reasoning_again() -> None:
+    thought = {"role": "assistant", "content": "<think>\nhm\nso\n</think>"}
+    said = {"role": "assistant", "content": "a"}
+    call = {"type": "function_call", "call_id": "t1", "name": "ls", "arguments": "{}"}
+    done = {"type": "function_call_output", "call_id": "t1", "output": "b"}
+    assert messages_of(thought, said) == [{**said, "reasoning_content": "hm\nso"}]
+    acted, _, spoke = messages_of(thought, call, done, said)
+    assert (acted["content"], acted["reasoning_content"]) == (None, "hm\nso")
+    assert spoke == said
+    user = {"role": "user", "content": "go on"}
+    assert messages_of(said, thought, user, said) == [said, thought, user, said]
+
+
 def test_reasoning_that_another_service_sealed_travels_with_its_message() -> None:
     [message] = messages_of(
         {"type": "reasoning", "summary": [], "encrypted_content": "gAAA"},
