@@ -112,6 +112,7 @@ class SyncTrainerClient(Blocking[TrainerClient]):
         super().__init__(TrainerClient(url, key, retry_seconds=retry_seconds))
 
     claim = Waiting(TrainerClient.claim)
+    leases = Waiting(TrainerClient.leases)
     complete = Waiting(TrainerClient.complete)
     renew = Waiting(TrainerClient.renew)
     release = Waiting(TrainerClient.release)

@@ -32,8 +32,8 @@ from rock.modelservice.queue import Ticket
 from rock.modelservice.rows import CallTokens, Sample
 from rock.modelservice.sessions import Session, Sessions
 from rock.modelservice.states import ENDED_WITHOUT, Event, State
-from rock.modelservice.wire import CanonicalRequest, Pins
-from rock.types import CallId, SessionId
+from rock.modelservice.wire import CanonicalRequest, Omitted, Pins
+from rock.types import CallId, SessionId, WorkerId
 
 _FAILURES: dict[str, type[RockError]] = {
     kind.code: kind
@@ -67,6 +67,7 @@ class Call(Ticket):
 
     __slots__ = (
         "_waiters",
+        "answered_by",
         "answered_lease",
         "attached",
         "branch",
@@ -122,6 +123,8 @@ class Call(Ticket):
         """How the call ended; visible to agents once it is on disk, as `outcome`."""
         self.outcome: Answer | RockError | None = None
         self.answered_lease: str | None = None
+        self.answered_by: WorkerId | None = None
+        """Which worker has this call's messages and tokens; None if a restart forgot it."""
         self.fingerprint: bytes | None = None
         self.tokens: CallTokens | None = None
         self._waiters: list[asyncio.Future[None]] | None = None
@@ -295,9 +298,21 @@ class Conversation:
 
     def request_of(self, call: Call) -> CanonicalRequest:
         """The effective request, whole: what a worker gets."""
+        return self._request(call, Omitted())
+
+    def request_after(self, call: Call, parent: Call) -> tuple[CanonicalRequest, Omitted]:
+        """The effective request without what it shares with its parent's, and what that is."""
+        omitted = Omitted(
+            messages=self.graph.shared(call.leaf, parent.leaf),
+            tools=call.tools is not None and call.tools == parent.tools,
+            token_ids=parent.tokens is not None,
+        )
+        return self._request(call, omitted), omitted
+
+    def _request(self, call: Call, omitted: Omitted) -> CanonicalRequest:
         request = msgspec.json.decode(call.request, type=CanonicalRequest)
-        request.messages = self.graph.messages(call.leaf)
-        if call.tools is not None:
+        request.messages = self.graph.messages(call.leaf, omitted.messages)
+        if call.tools is not None and not omitted.tools:
             request.tools = msgspec.json.decode(self.graph.blob(call.tools), type=list[Raw])
         return request
 

@@ -20,10 +20,11 @@ import aiohttp
 import msgspec
 import tenacity
 from msgspec import Struct
+from msgspec.structs import replace
 from yarl import URL
 
-from rock.errors import ModelServiceError, ServiceUnavailable, error_for
-from rock.modelservice import wire
+from rock.errors import BadRequest, ModelServiceError, ServiceUnavailable, error_for
+from rock.modelservice import deltas, wire
 
 T = TypeVar("T")
 _BROKEN = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError)
@@ -112,7 +113,22 @@ def _decode(status: int, raw: bytes, reply: type[T]) -> T:
 
 
 class TrainerClient(ControlClient):
-    """The trainer API: claim calls, answer them, tell the policy version; claim finished groups."""
+    """The trainer API: claim calls, answer them, tell the policy version; claim finished groups.
+
+    Between the service and this client history travels once (`deltas`); the leases it returns are
+    whole, and the completions it takes may be.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        key: str,
+        *,
+        retry_seconds: float = 30.0,
+        memory_bytes: int = deltas.MAX_BYTES,
+    ) -> None:
+        super().__init__(url, key, retry_seconds=retry_seconds)
+        self._memory = deltas.LeaseMemory(memory_bytes)
 
     async def claim(
         self,
@@ -122,21 +138,61 @@ class TrainerClient(ControlClient):
         lease_seconds: float = 60.0,
         wait_seconds: float = 20.0,
         policy_version: int | None = None,
+        whole: bool = True,
     ) -> wire.ClaimReply:
-        """Waits up to `wait_seconds` for the first call; no leases when none came."""
+        """Waits up to `wait_seconds` for the first call; no leases when none came.
+
+        Without `whole`, leases are as the service sent them: what this worker has from the parent
+        that it answered is left out (`omitted`). For engines that keep their conversations.
+        """
         request = wire.ClaimRequest(
             worker_id=worker_id,
             max_leases=max_leases,
             lease_seconds=lease_seconds,
             wait_seconds=wait_seconds,
             policy_version=policy_version,
+            delta=True,
         )
-        return await self._call(
+        reply = await self._call(
             "POST", "/trainer/v1/claim", wire.ClaimReply, request, wait_seconds=wait_seconds
         )
+        return replace(reply, leases=await self._restored(reply.leases)) if whole else reply
+
+    async def leases(self, lease_ids: Sequence[str]) -> list[wire.Lease]:
+        """These leases, whole; those that are over are missing."""
+        body = wire.LeasesRequest(lease_ids=list(lease_ids))
+        return (await self._call("POST", "/trainer/v1/leases", wire.LeasesReply, body)).leases
+
+    async def _restored(self, leases: list[wire.Lease]) -> list[wire.Lease]:
+        restored = {lease.lease_id: self._memory.restore(lease) for lease in leases}
+        missing = [lease_id for lease_id, lease in restored.items() if lease is None]
+        if missing:
+            for lease in await self.leases(missing):
+                restored[lease.lease_id] = self._memory.restore(lease)
+        return [lease for lease in restored.values() if lease is not None]
 
     async def complete(self, completions: Sequence[wire.Completion]) -> list[wire.ItemResult]:
         """Answer leases; look at each item's `error` (late: `lease_lost`)."""
+        short = [self._memory.shorten(item) for item in completions]
+        results = await self._complete(short)
+        # A service that lost the parent's ids, as no one expects, gets the whole.
+        again = [
+            number
+            for number, result in enumerate(results)
+            if short[number] is not completions[number]
+            and result.error is not None
+            and result.error.code == BadRequest.code
+        ]
+        if again:
+            whole = await self._complete([completions[number] for number in again])
+            for number, result in zip(again, whole, strict=True):
+                results[number] = result
+        for completion, result in zip(completions, results, strict=True):
+            if result.error is None:
+                self._memory.answered(completion, trainable=result.untrainable is None)
+        return results
+
+    async def _complete(self, completions: Sequence[wire.Completion]) -> list[wire.ItemResult]:
         body = wire.CompleteRequest(completions=list(completions))
         return (await self._call("POST", "/trainer/v1/complete", wire.BatchReply, body)).results
 

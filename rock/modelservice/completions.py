@@ -36,7 +36,9 @@ class Prepared:
 
 def prepare(completion: Completion) -> Prepared:
     """Raises `BadRequest` for text that is not Unicode (a lone surrogate from a policy in Python)."""
-    prompt, reason = tokens.pack_prompt(completion.prompt_token_ids)
+    prompt, reason = tokens.pack_prompt(
+        completion.prompt_token_ids, continues=completion.continues_parent
+    )
     if prompt is not None:
         completion = replace(completion, prompt_token_ids=None)
     try:
@@ -52,7 +54,8 @@ def answered(
 ) -> records.CallAnswered:
     """The record of a completion as the answer to `call`, which asked for `wanted` choices.
 
-    Raises `BadRequest` for another number of choices.
+    Raises `BadRequest` for another number of choices, and for `continues_parent` if the parent has
+    no tokens here.
     """
     choices = prepared.completion.choices
     if len(choices) != wanted:
@@ -60,9 +63,13 @@ def answered(
             f"choices: expected {wanted} (the request's n), got {len(choices)}", param="choices"
         )
     reason = _reason_against(choices) or prepared.against_prompt
-    prompt, continues = (None, False)
+    prompt, continues, before = (None, False, 0)
+    if prepared.completion.continues_parent:
+        before = _tokens_before(call)
     if reason is None and prepared.prompt is not None:
-        prompt, continues = _after_parent(call, prepared.prompt)
+        prompt, continues = prepared.prompt, prepared.completion.continues_parent
+        if not continues:
+            prompt, continues = _after_parent(call, prepared.prompt)
     return records.CallAnswered(
         call=call.id,
         lease=prepared.completion.lease_id,
@@ -71,7 +78,7 @@ def answered(
         prompt_ids=prompt,
         continues=continues,
         policy_version=version,
-        usage=prepared.completion.usage or _counted(prepared, reason),
+        usage=prepared.completion.usage or _counted(prepared, before, reason),
         untrainable=reason,
     )
 
@@ -115,11 +122,22 @@ def _with_call_ids(message: AssistantMessage) -> AssistantMessage:
     )
 
 
-def _counted(prepared: Prepared, reason: str | None) -> Usage | None:
+def _tokens_before(call: Call) -> int:
+    """How many tokens come before a prompt that continues the parent's. Raises `BadRequest`."""
+    parent = call.parent.tokens if call.parent is not None else None
+    if parent is None:
+        raise BadRequest(
+            "continues_parent: no tokens of a parent of this call are known; give the whole prompt",
+            param="continues_parent",
+        )
+    return parent.sequence_count(call.parent_choice)
+
+
+def _counted(prepared: Prepared, before: int, reason: str | None) -> Usage | None:
     if reason is not None or prepared.prompt is None:
         return None
     return Usage(
-        prompt_tokens=tokens.count(prepared.prompt),
+        prompt_tokens=before + tokens.count(prepared.prompt),
         completion_tokens=sum(
             len(choice.token_ids or ()) for choice in prepared.completion.choices
         ),

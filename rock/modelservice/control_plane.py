@@ -63,6 +63,7 @@ class ControlPlane:
         self._detach = detach
         self._routes: dict[str, dict[str, Callable[[Request, str], Awaitable[Reply]]]] = {
             "/trainer/v1/claim": {"POST": self._claim},
+            "/trainer/v1/leases": {"POST": self._leases},
             "/trainer/v1/complete": {"POST": self._complete},
             "/trainer/v1/renew": {"POST": self._renew},
             "/trainer/v1/release": {"POST": self._release},
@@ -127,6 +128,9 @@ class ControlPlane:
 
     def _give_back(self, lease_ids: list[str]) -> None:
         self._service.release(wire.ReleaseRequest(lease_ids=lease_ids))
+
+    async def _leases(self, request: Request, name: str) -> Reply:
+        return _ok(self._service.leases(await _read(request, wire.LeasesRequest)))
 
     async def _complete(self, request: Request, name: str) -> Reply:
         return _ok(await self._service.complete(await _read(request, wire.CompleteRequest)))

@@ -201,10 +201,20 @@ class MessageGraph:
 
     # --- reading ---
 
-    def messages(self, leaf: int) -> list[Raw]:
-        """The request that ends in `leaf`, byte for byte."""
+    def shared(self, leaf: int, other: int) -> int:
+        """How many leading messages the requests that end in two as-sent nodes have in common."""
+        depth, parent = self._depth, self._parent
+        while leaf != other:
+            if depth[leaf] >= depth[other]:
+                leaf = parent[leaf]
+            else:
+                other = parent[other]
+        return depth[leaf]
+
+    def messages(self, leaf: int, after: int = 0) -> list[Raw]:
+        """The request that ends in `leaf`, byte for byte, without its first `after` messages."""
         found: list[Raw] = []
-        while leaf != _ROOT:
+        for _ in range(self._depth[leaf] - after):
             found.append(Raw(self._blobs[self._blob[leaf]]))
             leaf = self._parent[leaf]
         found.reverse()

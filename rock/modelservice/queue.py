@@ -297,6 +297,13 @@ class CallQueue:
             raise LeaseLost(f"lease {lease_id} is over; drop the work")
         return held
 
+    def expiry(self, lease_id: LeaseId) -> float:
+        """When the lease ends. Raises `LeaseLost`."""
+        self.held(lease_id)
+        moment = self._expiries.when(lease_id)
+        assert moment is not None
+        return moment
+
     def renew(self, lease_id: LeaseId, *, now: float, lease_seconds: float) -> None:
         self.held(lease_id)
         self._expiries.set(lease_id, now + lease_seconds)

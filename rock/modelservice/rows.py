@@ -8,7 +8,7 @@ what is new after the parent, so a turn costs what is new in it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rock.modelservice import tokens
 from rock.modelservice.wire import Span, TokenRow
@@ -23,17 +23,23 @@ class Sample:
     logprobs: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class CallTokens:
-    """The tokens of one trainable call."""
+    """The tokens of one trainable call. Compared by identity: a chain can be thousands long."""
 
     call_id: CallId
     policy_version: PolicyVersion | None
     samples: tuple[Sample, ...]
     prompt: bytes
     """Packed prompt ids: all of them, or those after the parent's prompt and answer."""
-    parent: CallTokens | None = None
+    parent: CallTokens | None = field(default=None, repr=False)
     parent_choice: int = 0
+    prompt_count: int = field(init=False)
+    """Tokens before the answer: those of the whole prompt."""
+
+    def __post_init__(self) -> None:
+        before = 0 if self.parent is None else self.parent.sequence_count(self.parent_choice)
+        object.__setattr__(self, "prompt_count", before + tokens.count(self.prompt))
 
     def prompt_ids(self) -> bytes:
         """The whole prompt, packed."""
@@ -45,6 +51,10 @@ class CallTokens:
             pieces.append(call.prompt)
         pieces.reverse()
         return b"".join(pieces)
+
+    def sequence_count(self, choice: int) -> int:
+        """How many tokens `sequence_ids` has, without walking the chain."""
+        return self.prompt_count + tokens.count(self.samples[choice].ids)
 
     def sequence_ids(self, choice: int) -> bytes:
         """Prompt and answer, packed: what a call that goes on from `choice` starts with."""

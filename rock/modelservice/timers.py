@@ -21,6 +21,10 @@ class Timers:
         heapq.heappush(self._heap, (moment, name))
         self._shrink()
 
+    def when(self, name: str) -> float | None:
+        """The moment of a name; None for unknown ones."""
+        return self._moments.get(name)
+
     def drop(self, name: str) -> None:
         """Forget a name; unknown names are fine."""
         if self._moments.pop(name, None) is not None:

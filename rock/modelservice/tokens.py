@@ -38,11 +38,14 @@ def count(packed: bytes) -> int:
     return len(packed) // 4
 
 
-def pack_prompt(ids: Sequence[int] | None) -> tuple[bytes | None, str | None]:
-    """(packed ids, None), or (None, why these cannot be a prompt's ids)."""
+def pack_prompt(
+    ids: Sequence[int] | None, *, continues: bool = False
+) -> tuple[bytes | None, str | None]:
+    """(packed ids, None), or (None, why these cannot be a prompt's ids, or with `continues` the
+    end of them)."""
     if ids is None:
         return None, "no prompt_token_ids"
-    if not ids:
+    if not ids and not continues:
         return None, "empty prompt_token_ids"
     return _pack_checked(ids, "prompt_token_ids")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import msgspec
@@ -64,7 +65,7 @@ class TrainerSide:
             if held is None:
                 break
             self._engine.lease_record(held)
-            leases.append(self._lease(held, seconds))
+            leases.append(self._lease(held, seconds, delta=request.delta))
         return leases
 
     def _fresh(self, ticket: Ticket, version: PolicyVersion | None) -> bool:
@@ -74,16 +75,34 @@ class TrainerSide:
             return False
         return True
 
-    def _lease(self, held: Held, seconds: float) -> wire.Lease:
+    def leases(self, request: wire.LeasesRequest) -> wire.LeasesReply:
+        """Leases that are out, whole, for a worker that lacks what a delta claim left out."""
+        now = self._engine.clock()
+        found: list[wire.Lease] = []
+        for lease_id in request.lease_ids:
+            with contextlib.suppress(LeaseLost):
+                held = self._queue.held(LeaseId(lease_id))
+                left = self._queue.expiry(held.id) - now
+                found.append(self._lease(held, max(0.0, left), delta=False))
+        return wire.LeasesReply(found)
+
+    def _lease(self, held: Held, seconds: float, *, delta: bool) -> wire.Lease:
         call = self._book.calls[held.ticket.id]
+        conversation = self._book.conversation(call.session_id)
+        request, omitted, parent = None, None, None
+        if call.parent is not None:
+            if delta and call.parent.answered_by == held.worker_id:
+                request, omitted = conversation.request_after(call, call.parent)
+            parent = _parent(call, call.parent, with_ids=omitted is None)
         return wire.Lease(
             lease_id=held.id,
             call_id=call.id,
             session_id=call.session_id,
             delivery=call.deliveries,
             expires_in_seconds=seconds,
-            request=self._book.conversation(call.session_id).request_of(call),
-            parent=_parent(call),
+            request=request or conversation.request_of(call),
+            parent=parent,
+            omitted=omitted,
             labels=dict(call.session.labels),
             kind=call.kind,
         )
@@ -112,6 +131,7 @@ class TrainerSide:
             version = held.policy_version
         record = completions.answered(call, wanted, prepared, version)
         self._engine.complete(call, record)
+        call.answered_by = held.worker_id
         return record.untrainable
 
     async def fail(self, request: wire.FailRequest) -> wire.BatchReply:
@@ -212,9 +232,8 @@ class _Choices(msgspec.Struct):
     n: int = 1
 
 
-def _parent(call: Call) -> wire.Parent | None:
-    if call.parent is None:
-        return None
-    known = call.parent.tokens
-    ids = None if known is None else tokens.unpack_ids(known.sequence_ids(call.parent_choice))
-    return wire.Parent(call.parent.id, call.parent_choice, call.covers, ids)
+def _parent(call: Call, parent: Call, *, with_ids: bool) -> wire.Parent:
+    ids = None
+    if with_ids and parent.tokens is not None:
+        ids = tokens.unpack_ids(parent.tokens.sequence_ids(call.parent_choice))
+    return wire.Parent(parent.id, call.parent_choice, call.covers, ids)

@@ -111,6 +111,8 @@ class ClaimRequest(Input):
     wait_seconds: float = 20.0
     """Long-poll: how long to wait for the first call before answering with none."""
     policy_version: int | None = None
+    delta: bool = False
+    """Leave out of each lease what this worker has from the call it answered before: `omitted`."""
 
 
 class Parent(Wire):
@@ -122,6 +124,20 @@ class Parent(Wire):
     """How many leading messages of the request the parent's prompt and answer cover."""
     token_ids: list[int] | None = None
     """Exact prompt + answer ids of the parent, when the worker that answered it gave them."""
+
+
+class Omitted(Wire):
+    """What a delta claim left out: the worker has it, because it answered the parent itself.
+
+    A worker that lost it meanwhile asks `leases` for the whole.
+    """
+
+    messages: int = 0
+    """The first so many messages of the parent's request come before those of this one."""
+    tools: bool = False
+    """The tools are the parent's."""
+    token_ids: bool = False
+    """The parent has ids: its prompt's and its answer's, as this worker gave them."""
 
 
 class Lease(Wire):
@@ -138,11 +154,23 @@ class Lease(Wire):
     labels: dict[str, str] = field(default_factory=dict[str, str])
     kind: str | None = None
     """What the call is for if it is no step of the task: `title`, `compaction`, `subagent`, …"""
+    omitted: Omitted | None = None
+    """Null in a whole lease."""
 
 
 class ClaimReply(Wire):
     leases: list[Lease]
     policy_state: Literal["running", "paused"] = "running"
+
+
+class LeasesRequest(Input):
+    lease_ids: list[str]
+
+
+class LeasesReply(Wire):
+    """The leases asked for, whole; those that are over are missing."""
+
+    leases: list[Lease]
 
 
 class Completion(Input):
@@ -151,7 +179,9 @@ class Completion(Input):
     lease_id: str
     choices: list[Choice]
     prompt_token_ids: list[int] | None = None
-    """The whole prompt as the engine saw it."""
+    """The whole prompt as the engine saw it, or with `continues_parent` its end."""
+    continues_parent: bool = False
+    """`prompt_token_ids` are those after the parent's prompt and answer, which come before them."""
     policy_version: int | None = None
     """The weights that sampled; None takes the version given at claim."""
     usage: Usage | None = None
