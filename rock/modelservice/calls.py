@@ -8,6 +8,7 @@ and writes the record of each. Nothing in here does I/O; a waiting agent is a fu
 from __future__ import annotations
 
 import asyncio
+from typing import cast
 
 import msgspec
 from msgspec import Raw, Struct
@@ -25,14 +26,14 @@ from rock.errors import (
     UpstreamError,
     UpstreamUnauthorized,
 )
-from rock.modelservice import records
+from rock.modelservice import chains, records
 from rock.modelservice.answer import Answer
-from rock.modelservice.graph import AnswerRef, Extension, Located, MessageGraph
+from rock.modelservice.graph import AnswerRef, Extension, Located, MessageGraph, Placement
 from rock.modelservice.queue import Ticket
 from rock.modelservice.rows import CallTokens, Sample
 from rock.modelservice.sessions import Session, Sessions
 from rock.modelservice.states import ENDED_WITHOUT, Event, State
-from rock.modelservice.wire import CanonicalRequest, Omitted, Pins
+from rock.modelservice.wire import CanonicalRequest, ChainClass, Omitted, Pins
 from rock.types import CallId, SessionId, WorkerId
 
 _FAILURES: dict[str, type[RockError]] = {
@@ -71,6 +72,7 @@ class Call(Ticket):
         "answered_lease",
         "attached",
         "branch",
+        "chain_class",
         "covers",
         "cut_off",
         "dialect",
@@ -115,6 +117,7 @@ class Call(Ticket):
         self.parent_choice = 0
         self.covers = 0
         self.branch: str | None = None
+        self.chain_class: ChainClass = "main"
         self.attached = 0
         """Connections that wait for this call."""
         self.cut_off = False
@@ -286,8 +289,48 @@ class Conversation:
             call.parent = self.calls[placement.parent.call]
             call.parent_choice = placement.parent.choice
         call.covers = placement.covers
-        call.branch = placement.branch
+        self._classify(call, placement, extension)
+        if placement.parent is not None and call.chain_class == self._class_before(call):
+            self.graph.go_on(placement.parent)
         self.calls.append(call)
+
+    def _classify(self, call: Call, placement: Placement, extension: Extension) -> None:
+        """Say whose work the call is and why it is a chain of its own, if it is."""
+        branch = placement.branch
+        marked = chains.class_of_kind(call.kind)
+        if marked is None:
+            new = (self.graph.blob(number) for number in extension.path)
+            branch = chains.refined(branch, new, self._answered())
+            side = branch if branch in ("auxiliary", "subagent") else None
+            call.chain_class = cast("ChainClass | None", side) or self._class_before(call)
+        else:
+            call.chain_class = marked
+            if call.parent is None or call.parent.chain_class != marked:
+                branch = marked if branch != "retry" else branch
+        call.branch = branch
+
+    def _class_before(self, call: Call) -> ChainClass:
+        """What a call is that goes on from its parent: after a compaction, what was compacted."""
+        before = call.parent
+        if before is None:
+            before = next((c for c in reversed(self.calls) if c.chain_class != "auxiliary"), None)
+            if before is None or before.chain_class != "compaction":
+                return "main"
+        while before is not None and before.chain_class == "compaction":
+            before = before.parent
+        return "main" if before is None else before.chain_class
+
+    def _answered(self) -> list[chains.Earlier]:
+        """The session's last answers, oldest first."""
+        found: list[chains.Earlier] = []
+        for call in reversed(self.calls):
+            if isinstance(call.stored, Answer):
+                messages = [choice.message for choice in call.stored.choices]
+                found.append(chains.Earlier(call.chain_class, messages))
+                if len(found) == chains.LOOK_BACK:
+                    break
+        found.reverse()
+        return found
 
     def remember(self, call: Call, parameters: bytes) -> None:
         """Let retries of the call find it."""
@@ -417,6 +460,8 @@ class Book:
 
     def _store_tokens(self, call: Call, record: records.CallAnswered, prompt: bytes) -> None:
         parent = call.parent.tokens if call.parent is not None else None
+        if call.parent is not None and call.branch is None and not record.continues:
+            call.branch = "after_untrainable" if parent is None else "retokenised"
         call.tokens = CallTokens(
             call_id=call.id,
             policy_version=record.policy_version,
@@ -424,9 +469,9 @@ class Book:
             prompt=prompt,
             parent=parent if record.continues else None,
             parent_choice=call.parent_choice if record.continues else 0,
+            chain_class=call.chain_class,
+            branch=call.branch,
         )
-        if parent is not None and not record.continues and call.branch is None:
-            call.branch = "retokenised"
 
     def _replay_queued(self, record: records.CallQueued, now: float) -> None:
         session = self.sessions.get(record.call.rpartition(".")[0])

@@ -23,6 +23,10 @@ else:
     # msgspec decodes `Raw | None` as null only; with UnsetType, which no JSON is, it takes any JSON.
     OptionalRaw = Raw | UnsetType
 
+ChainClass = Literal["main", "subagent", "compaction", "auxiliary"]
+"""Whose work a chain is: the agent's, a sub-agent's, the shortening of a history, another side job."""
+TRAINED: tuple[ChainClass, ...] = ("main", "subagent")
+"""The classes that training takes unless told otherwise."""
 CloseReason = Literal["finished", "revoked", "limit", "stale", "expired"]
 PauseMode = Literal["hold", "drain", "requeue"]
 PolicyState = Literal["running", "paused"]
@@ -281,6 +285,9 @@ class TokenRow(Input):
     mask: list[int]
     logprobs: list[float]
     spans: list[Span]
+    chain_class: ChainClass = "main"
+    branch: str | None = None
+    """Why this chain is one of its own (docs/tokens.md lists the reasons); null for the first."""
 
 
 class TrajectoryCall(Wire):
@@ -298,6 +305,7 @@ class TrajectoryCall(Wire):
     """Why this call does not continue the one before it; null if it does."""
     kind: str | None = None
     """What the call is for if it is no step of the task; null if it is one."""
+    chain_class: ChainClass = "main"
     untrainable: str | None = None
     policy_version: int | None = None
     usage: Usage | None = None
@@ -329,6 +337,8 @@ class GroupEpisode(Input):
     """`rock.rollout.outcome.Outcome` as JSON."""
     reward: float | None
     rows: list[TokenRow]
+    left_out: dict[str, int] = field(default_factory=dict[str, int])
+    """Reason -> number of rows that the run does not train on."""
 
 
 class Group(Input):
