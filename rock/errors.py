@@ -15,6 +15,7 @@ failed" are *results*, not errors; an error means that rock, its input or its su
     │   ├── LeaseLost               a lease that is over: expired, fenced, or already answered
     │   ├── SessionClosed           the session was revoked; the agent should stop
     │   ├── PayloadTooLarge         the body is over the configured size
+    │   ├── BodyTimeout             the body did not arrive in time
     │   ├── QueueFull               admission refused; come back after `retry_after_seconds`
     │   ├── CallFailed              a worker or a bound ended the call without an answer
     │   │   └── DeadlineExceeded    nobody answered the call in time
@@ -126,6 +127,13 @@ class PayloadTooLarge(ModelServiceError):
 
     status = 413
     code = "payload_too_large"
+
+
+class BodyTimeout(ModelServiceError):
+    """The body of the request did not arrive in time."""
+
+    status = 408
+    code = "request_timeout"
 
 
 class QueueFull(ModelServiceError):

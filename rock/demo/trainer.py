@@ -15,7 +15,7 @@ import sys
 
 from rock.demo.policy import ScriptedSolver
 from rock.modelservice.client import TrainerClient
-from rock.modelservice.wire import Group
+from rock.modelservice.wire_groups import Group
 from rock.modelservice.worker import serve
 from rock.rollout.tasks.humaneval import problems
 

@@ -13,6 +13,7 @@ How one call can end, and who hears of it:
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from functools import partial
@@ -92,7 +93,8 @@ class AgentPlane:
                 body = renderer.reply(await call.answer())
                 sent = partial(self._service.sent, call)
                 return Reply(200, body, sent=sent, lost=partial(self._service.agent_left, call))
-            if await call.ended_within(self._config.stream_grace_seconds):
+            await call.news_within(self._config.stream_grace_seconds, 0)
+            if call.outcome is not None:
                 await call.answer()  # a refusal can still have its status
         except RockError:
             raise  # the call has ended, nobody needs to be told
@@ -149,11 +151,21 @@ class _CallStream:
         return EventStream(self._frames(), sent=self._sent, lost=self._lost)
 
     async def _frames(self) -> AsyncGenerator[bytes, None]:
-        """Keep-alives until the call ends, then all of its events, or one that says what failed."""
+        """Spans as they come and keep-alives until the call ends, then the rest of its events, or one
+        that says what failed."""
         pause = self._service.config.keepalive_seconds
+        clock = asyncio.get_running_loop().time
+        seen, quiet_since = 0, clock()
         try:
-            while not await self._call.ended_within(pause):
-                yield self._encoder.keepalive()
+            while self._call.outcome is None:
+                await self._call.news_within(quiet_since + pause - clock(), seen)
+                frames = self._deltas(seen)
+                seen = self._call.visible  # less than before, if spans were dropped unread
+                if not frames and clock() - quiet_since >= pause:
+                    frames = self._encoder.keepalive()
+                if frames:
+                    yield frames
+                    quiet_since = clock()
             answer = await self._call.answer()
         except RockError as exc:
             log.info("stream of call %s failed: %s", self._call.id, exc.code)
@@ -161,6 +173,13 @@ class _CallStream:
             yield self._encoder.error(exc)
         else:
             yield b"".join(self._encoder.answer(answer))
+
+    def _deltas(self, seen: int) -> bytes:
+        """The spans after the first `seen`, which from now on the answer must begin with."""
+        spans = self._call.spans_after(seen)
+        frames = b"".join([self._encoder.delta(text, reasoning) for text, reasoning in spans])
+        self._call.shown = self._call.shown or bool(frames)
+        return frames
 
     def _sent(self) -> None:
         if not self._failed:

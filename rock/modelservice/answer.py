@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from rock.modelservice import tokens
 from rock.modelservice.rows import CallTokens
-from rock.modelservice.wire import AssistantMessage, FinishReason, Usage
+from rock.modelservice.wire import AssistantMessage, FinishReason, Usage, VersionSpan
 from rock.types import CallId, PolicyVersion
 
 
@@ -21,6 +21,8 @@ class AnswerChoice(Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason
     packed_ids: bytes | None = None
     packed_logprobs: bytes | None = None
+    version_spans: tuple[VersionSpan, ...] | None = None
+    """Which weights sampled which tokens, if not one version sampled all."""
 
     @property
     def token_ids(self) -> list[int] | None:

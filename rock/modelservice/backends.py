@@ -15,6 +15,13 @@ from typing import cast
 from rock.errors import ConfigError
 from rock.modelservice import wire
 from rock.modelservice.service import ModelService
+from rock.modelservice.wire_partial import (
+    CancelledReply,
+    CancelledRequest,
+    Partial,
+    PartialReply,
+    PartialRequest,
+)
 from rock.modelservice.worker import Policy, Worker
 
 CONCURRENCY = 256
@@ -42,6 +49,17 @@ class ServiceDesk:
     async def complete(self, completions: Sequence[wire.Completion]) -> list[wire.ItemResult]:
         request = wire.CompleteRequest(completions=list(completions))
         return (await self._service.complete(request)).results
+
+    async def partial(
+        self, partials: Sequence[Partial], *, worker_id: str | None = None
+    ) -> PartialReply:
+        return await self._service.partial(
+            PartialRequest(partials=[*partials], worker_id=worker_id)
+        )
+
+    async def cancelled(self, worker_id: str, *, after: int, wait_seconds: float) -> CancelledReply:
+        request = CancelledRequest(worker_id=worker_id, after=after, wait_seconds=wait_seconds)
+        return await self._service.cancelled(request)
 
     async def renew(
         self, lease_ids: Sequence[str], *, lease_seconds: float

@@ -9,9 +9,13 @@ from rock.modelservice import wire
 
 
 def check_claim(worker_id: str, lease_seconds: float, wait_seconds: float) -> None:
+    check_wait(worker_id, wait_seconds)
+    check_positive("lease_seconds", lease_seconds)
+
+
+def check_wait(worker_id: str, wait_seconds: float) -> None:
     if not worker_id:
         raise BadRequest("worker_id: expected a name, got an empty string", param="worker_id")
-    check_positive("lease_seconds", lease_seconds)
     if not wait_seconds >= 0:
         raise BadRequest(
             f"wait_seconds: expected 0 or more, got {wait_seconds}", param="wait_seconds"

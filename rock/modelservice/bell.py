@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 
 
 class Bell:
-    """Wakes waiters in the order they came. Ringing with nobody there does nothing: look first,
-    then wait."""
+    """Wakes waiters in the order they came, or a named one first. Ringing with nobody there does
+    nothing: look first, then wait. O(1) each."""
 
     def __init__(self) -> None:
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._waiters: dict[asyncio.Future[None], str | None] = {}
+        """In the order they came, with their names."""
+        self._named: dict[str, dict[asyncio.Future[None], None]] = {}
 
     def __len__(self) -> int:
-        return sum(not waiter.done() for waiter in self._waiters)
+        return len(self._waiters)
 
-    async def wait(self, seconds: float) -> bool:
-        """Whether it rang within `seconds`."""
+    async def wait(self, seconds: float, *, name: str | None = None) -> bool:
+        """Whether it rang within `seconds`. Several may wait under one `name`."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
+        self._waiters[waiter] = name
+        if name is not None:
+            self._named.setdefault(name, {})[waiter] = None
         try:
             async with asyncio.timeout(seconds):
                 await waiter
@@ -33,20 +36,31 @@ class Bell:
                 self.ring()
             raise
         finally:
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
+            self._forget(waiter)
         return True
 
-    def ring(self) -> None:
-        """Wake whoever has waited longest."""
-        while self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-                return
+    def ring(self, preferred: str | None = None) -> None:
+        """Wake a waiter with the name `preferred`, if there is one, or who has waited longest."""
+        waiters = self._waiters
+        if preferred is not None and preferred in self._named:
+            waiters = self._named[preferred]
+        for waiter in waiters:
+            self._wake(waiter)
+            return
 
     def ring_all(self) -> None:
-        while self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
+        for waiter in list(self._waiters):
+            self._wake(waiter)
+
+    def _wake(self, waiter: asyncio.Future[None]) -> None:
+        self._forget(waiter)
+        if not waiter.done():
+            waiter.set_result(None)
+
+    def _forget(self, waiter: asyncio.Future[None]) -> None:
+        name = self._waiters.pop(waiter, None)
+        if name is not None:
+            same = self._named[name]
+            del same[waiter]
+            if not same:
+                del self._named[name]

@@ -114,6 +114,8 @@ class SyncTrainerClient(Blocking[TrainerClient]):
     claim = Waiting(TrainerClient.claim)
     leases = Waiting(TrainerClient.leases)
     complete = Waiting(TrainerClient.complete)
+    partial = Waiting(TrainerClient.partial)
+    cancelled = Waiting(TrainerClient.cancelled)
     renew = Waiting(TrainerClient.renew)
     release = Waiting(TrainerClient.release)
     fail = Waiting(TrainerClient.fail)

@@ -1,8 +1,7 @@
-"""Sessions' calls in memory: what the journal's records mean.
+"""One call, and the conversation it is part of: who waits for it, what it repeats, what it asks.
 
-`Book.apply` takes one record; applying a journal from its start rebuilds every session, call,
-message graph and token row. The running service makes the same changes through the same methods,
-and writes the record of each. Nothing in here does I/O; a waiting agent is a future in its call.
+`book.Book` holds them all and says what the journal's records do to them. Nothing in here does I/O;
+a waiting agent is a future in its call.
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ from rock.errors import (
     CallFailed,
     ContextLengthExceeded,
     DeadlineExceeded,
-    InvalidTransition,
-    NotFound,
     RockError,
     SessionClosed,
     UpstreamError,
@@ -28,13 +25,14 @@ from rock.errors import (
 )
 from rock.modelservice import chains, records
 from rock.modelservice.answer import Answer
-from rock.modelservice.graph import AnswerRef, Extension, Located, MessageGraph, Placement
+from rock.modelservice.graph import Extension, Located, MessageGraph, Placement
 from rock.modelservice.queue import Ticket
-from rock.modelservice.rows import CallTokens, Sample
-from rock.modelservice.sessions import Session, Sessions
+from rock.modelservice.rows import CallTokens
+from rock.modelservice.sessions import Session
+from rock.modelservice.spans import Said
 from rock.modelservice.states import ENDED_WITHOUT, Event, State
 from rock.modelservice.wire import CanonicalRequest, ChainClass, Omitted, Pins
-from rock.types import CallId, SessionId, WorkerId
+from rock.types import CallId, WorkerId
 
 _FAILURES: dict[str, type[RockError]] = {
     kind.code: kind
@@ -87,10 +85,13 @@ class Call(Ticket):
         "parent_choice",
         "pinned",
         "request",
+        "said",
         "session",
+        "shown",
         "stored",
         "tokens",
         "tools",
+        "visible",
     )
 
     def __init__(self, id: CallId, session: Session, *, number: int, record: records.CallQueued):
@@ -122,6 +123,12 @@ class Call(Ticket):
         """Connections that wait for this call."""
         self.cut_off = False
         """A restart of the service ended the connection that waited for it."""
+        self.said: Said | None = None
+        """What workers have said while the call was open."""
+        self.visible = 0
+        """How many spans of that are on disk, so that agents may see them."""
+        self.shown = False
+        """A connection has read of it: the answer must begin with it."""
         self.stored: Answer | RockError | None = None
         """How the call ended; visible to agents once it is on disk, as `outcome`."""
         self.outcome: Answer | RockError | None = None
@@ -144,7 +151,7 @@ class Call(Ticket):
         Raises the `RockError` that ended the call: `DeadlineExceeded`, `CallFailed`,
         `ContextLengthExceeded`, `SessionClosed`, … Bounded by the call's deadline.
         """
-        if self.outcome is None:
+        while self.outcome is None:
             waiter = self._wait()
             try:
                 await waiter
@@ -157,21 +164,52 @@ class Call(Ticket):
 
     async def ended_within(self, seconds: float) -> bool:
         """Wait at most `seconds` for the call to end; whether it has (then `answer` is immediate)."""
-        if self.outcome is None:
-            waiter = self._wait()
-            try:
-                await asyncio.wait((waiter,), timeout=seconds)
-            finally:
-                self._forget(waiter)
+        end = asyncio.get_running_loop().time() + seconds
+        while self.outcome is None and await self._woken_before(end):
+            pass
         return self.outcome is not None
+
+    async def news_within(self, seconds: float, seen: int) -> bool:
+        """Wait at most `seconds` for the call to end, or to have more than `seen` visible spans."""
+        end = asyncio.get_running_loop().time() + seconds
+        while self.outcome is None and self.visible <= seen and await self._woken_before(end):
+            pass
+        return self.outcome is not None or self.visible > seen
+
+    def spans_after(self, seen: int) -> list[tuple[str, str]]:
+        """(text, reasoning) of the visible spans from number `seen` on."""
+        return [] if self.said is None else self.said.since(seen, self.visible)
+
+    def reveal(self, count: int) -> None:
+        """The first `count` spans are on disk."""
+        if self.said is not None:
+            self.visible = max(self.visible, min(count, len(self.said)))
+            self._wake()
+
+    def forget_spans(self) -> None:
+        """The answer has come and says it all, or the spans are void."""
+        self.said = None
+        self.visible = 0
 
     def publish(self, outcome: Answer | RockError) -> None:
         """Show the outcome to whoever waits and whoever will ask."""
         self.outcome = outcome
+        self._wake()
+
+    def _wake(self) -> None:
         waiters, self._waiters = self._waiters, None
         for waiter in waiters or ():
             if not waiter.done():
                 waiter.set_result(None)
+
+    async def _woken_before(self, end: float) -> bool:
+        left = end - asyncio.get_running_loop().time()
+        waiter = self._wait()
+        try:
+            done, _ = await asyncio.wait((waiter,), timeout=max(0.0, left))
+        finally:
+            self._forget(waiter)
+        return bool(done)
 
     def _wait(self) -> asyncio.Future[None]:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -358,153 +396,3 @@ class Conversation:
         if call.tools is not None and not omitted.tools:
             request.tools = msgspec.json.decode(self.graph.blob(call.tools), type=list[Raw])
         return request
-
-
-class Book:
-    """Every session and call of one service."""
-
-    def __init__(self) -> None:
-        self.sessions = Sessions()
-        self.calls: dict[CallId, Call] = {}
-        """In the order they were asked."""
-        self.policy = records.PolicyChanged(version=None, state="running")
-        self.runs = 0
-        """How often a process took the journal over."""
-        self._conversations: dict[SessionId, Conversation] = {}
-
-    def conversation(self, session_id: SessionId) -> Conversation:
-        return self._conversations[session_id]
-
-    def call(self, call_id: str) -> Call:
-        """Raises `NotFound`."""
-        call = self.calls.get(CallId(call_id))
-        if call is None:
-            raise NotFound(f"there is no call {call_id!r}")
-        return call
-
-    def apply(self, record: records.Record, now: float) -> None:
-        """Replay one record of the journal. Records of groups are not the book's."""
-        match record:
-            case records.SessionOpened():
-                self.open_session(record, now)
-            case records.SessionEnded():
-                self.sessions.close(self.sessions.get(record.session), record.reason)
-            case records.CallQueued():
-                self._replay_queued(record, now)
-            case records.CallLeased():
-                self._replay_leased(self.call(record.call))
-            case records.CallAnswered():
-                call = self.call(record.call)
-                call.move(Event.COMPLETE)
-                self.store_answer(call, record)
-            case records.CallMoved():
-                self._replay_moved(self.call(record.call), record.event)
-            case records.CallFailedRecord():
-                call = self.call(record.call)
-                call.move(record.event)
-                call.stored = failure(record.code, record.message)
-            case records.PolicyChanged():
-                self.policy = record
-            case records.Booted():
-                self.runs = record.run
-            case _:
-                pass
-
-    def open_session(self, record: records.SessionOpened, now: float) -> Session:
-        session_id = SessionId(record.session)
-        if session_id in self._conversations:
-            raise InvalidTransition(f"session {session_id} was opened twice")
-        session = self.sessions.add(session_id, record.key_sha256, record.spec, now=now)
-        self._conversations[session_id] = Conversation()
-        return session
-
-    def next_call_id(self, session: Session) -> CallId:
-        return CallId(f"{session.id}.{len(self._conversations[session.id].calls)}")
-
-    def add_call(
-        self, session: Session, record: records.CallQueued, extension: Extension, now: float
-    ) -> Call:
-        conversation = self._conversations[session.id]
-        call = Call(CallId(record.call), session, number=len(conversation.calls), record=record)
-        conversation.add(call, extension)
-        conversation.remember(call, bytes(record.request))
-        session.calls += 1
-        session.last_call_at = now
-        self.calls[call.id] = call
-        return call
-
-    def store_answer(self, call: Call, record: records.CallAnswered) -> Answer:
-        """Keep an answer and its tokens, and give it its place in the graph."""
-        if record.untrainable is None and record.prompt_ids is not None:
-            self._store_tokens(call, record, record.prompt_ids)
-        answer = Answer(
-            call_id=call.id,
-            model=msgspec.json.decode(call.request, type=_Model).model,
-            choices=record.choices,
-            usage=record.usage,
-            policy_version=record.policy_version,
-            untrainable=record.untrainable,
-            tokens=call.tokens,
-        )
-        call.stored = answer
-        call.answered_lease = record.lease
-        call.fingerprint = record.fingerprint
-        graph = self._conversations[call.session.id].graph
-        for number, choice in enumerate(record.choices):
-            said = {**msgspec.structs.asdict(choice.message), "role": "assistant"}
-            message = records.encoder.encode(said)
-            graph.add_answer(call.leaf, AnswerRef(call.number, number), message)
-        if call.session.first_sampled_version is None:
-            call.session.first_sampled_version = record.policy_version
-        return answer
-
-    def _store_tokens(self, call: Call, record: records.CallAnswered, prompt: bytes) -> None:
-        parent = call.parent.tokens if call.parent is not None else None
-        if call.parent is not None and call.branch is None and not record.continues:
-            call.branch = "after_untrainable" if parent is None else "retokenised"
-        call.tokens = CallTokens(
-            call_id=call.id,
-            policy_version=record.policy_version,
-            samples=_samples(record),
-            prompt=prompt,
-            parent=parent if record.continues else None,
-            parent_choice=call.parent_choice if record.continues else 0,
-            chain_class=call.chain_class,
-            branch=call.branch,
-        )
-
-    def _replay_queued(self, record: records.CallQueued, now: float) -> None:
-        session = self.sessions.get(record.call.rpartition(".")[0])
-        if record.call != self.next_call_id(session):
-            raise InvalidTransition(f"call {record.call} was asked out of its turn")
-        extension = self._conversations[session.id].graph.replay(
-            base=record.base,
-            path=record.path,
-            blobs=[bytes(blob) for blob in record.blobs],
-            tools=record.tools,
-        )
-        self.add_call(session, record, extension, now)
-
-    def _replay_leased(self, call: Call) -> None:
-        # That an earlier lease was over is not on record: the next one says it.
-        if call.state is State.LEASED:
-            call.move(Event.EXPIRE)
-        call.move(Event.CLAIM)
-        call.deliveries += 1
-
-    def _replay_moved(self, call: Call, event: Event) -> None:
-        call.move(event)
-        if event is Event.CLOSE:
-            call.stored = SessionClosed()
-        elif event is Event.GRACE_OVER:
-            call.stored = CallFailed("the agent left")
-
-
-def _samples(record: records.CallAnswered) -> tuple[Sample, ...]:
-    return tuple(
-        Sample(choice.packed_ids or b"", choice.packed_logprobs or b"") for choice in record.choices
-    )
-
-
-class _Model(Struct):
-    model: str

@@ -24,7 +24,14 @@ from msgspec.structs import replace
 from yarl import URL
 
 from rock.errors import BadRequest, ModelServiceError, ServiceUnavailable, error_for
-from rock.modelservice import deltas, wire
+from rock.modelservice import deltas, wire, wire_groups
+from rock.modelservice.wire_partial import (
+    CancelledReply,
+    CancelledRequest,
+    Partial,
+    PartialReply,
+    PartialRequest,
+)
 
 T = TypeVar("T")
 _BROKEN = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError)
@@ -196,6 +203,26 @@ class TrainerClient(ControlClient):
         body = wire.CompleteRequest(completions=list(completions))
         return (await self._call("POST", "/trainer/v1/complete", wire.BatchReply, body)).results
 
+    async def partial(
+        self, partials: Sequence[Partial], *, worker_id: str | None = None
+    ) -> PartialReply:
+        """Send spans of answers while they are being sampled; agents that stream see them at once.
+
+        Look at each item's `error`: `lease_lost` means that nobody wants the rest.
+        """
+        body = PartialRequest(partials=list(partials), worker_id=worker_id)
+        return await self._call("POST", "/trainer/v1/partial", PartialReply, body)
+
+    async def cancelled(
+        self, worker_id: str, *, after: int = 0, wait_seconds: float = 20.0
+    ) -> CancelledReply:
+        """Leases of this worker that ended without its doing; waits for the first. Ask again with
+        `after` set to the reply's `cursor`."""
+        body = CancelledRequest(worker_id=worker_id, after=after, wait_seconds=wait_seconds)
+        return await self._call(
+            "POST", "/trainer/v1/cancelled", CancelledReply, body, wait_seconds=wait_seconds
+        )
+
     async def renew(
         self, lease_ids: Sequence[str], *, lease_seconds: float = 60.0
     ) -> list[wire.ItemResult]:
@@ -233,9 +260,9 @@ class TrainerClient(ControlClient):
         max_groups: int = 1,
         lease_seconds: float = 300.0,
         wait_seconds: float = 20.0,
-    ) -> list[wire.ClaimedGroup]:
+    ) -> list[wire_groups.ClaimedGroup]:
         """Complete groups of episodes; those not acknowledged in time are handed out again."""
-        body = wire.RolloutClaimRequest(
+        body = wire_groups.RolloutClaimRequest(
             worker_id=worker_id,
             max_groups=max_groups,
             lease_seconds=lease_seconds,
@@ -243,12 +270,12 @@ class TrainerClient(ControlClient):
         )
         path = "/trainer/v1/rollouts/claim"
         reply = await self._call(
-            "POST", path, wire.RolloutClaimReply, body, wait_seconds=wait_seconds
+            "POST", path, wire_groups.RolloutClaimReply, body, wait_seconds=wait_seconds
         )
         return reply.groups
 
     async def ack_rollouts(self, lease_ids: Sequence[str]) -> list[wire.ItemResult]:
-        body = wire.RolloutAckRequest(lease_ids=list(lease_ids))
+        body = wire_groups.RolloutAckRequest(lease_ids=list(lease_ids))
         path = "/trainer/v1/rollouts/ack"
         return (await self._call("POST", path, wire.BatchReply, body)).results
 
@@ -276,13 +303,13 @@ class AdminClient(ControlClient):
         path = f"/admin/v1/sessions/{quote(session_id, safe='')}/trajectory"
         return await self._call("GET", path, wire.Trajectory, wait_seconds=60.0)
 
-    async def publish_group(self, group: wire.Group) -> wire.PublishReply:
+    async def publish_group(self, group: wire_groups.Group) -> wire_groups.PublishReply:
         """Idempotent by `group_id`."""
-        return await self._call("POST", "/admin/v1/groups", wire.PublishReply, group)
+        return await self._call("POST", "/admin/v1/groups", wire_groups.PublishReply, group)
 
-    async def group_status(self, group_id: str) -> wire.GroupStatus:
+    async def group_status(self, group_id: str) -> wire_groups.GroupStatus:
         return await self._call(
-            "GET", f"/admin/v1/groups/{quote(group_id, safe='')}", wire.GroupStatus
+            "GET", f"/admin/v1/groups/{quote(group_id, safe='')}", wire_groups.GroupStatus
         )
 
     async def health(self) -> wire.Health:

@@ -17,7 +17,8 @@ from rock.modelservice import records, tokens
 from rock.modelservice.answer import AnswerChoice
 from rock.modelservice.calls import Call
 from rock.modelservice.rows import new_after
-from rock.modelservice.wire import AssistantMessage, Choice, Completion, Usage
+from rock.modelservice.spans import Said, runs
+from rock.modelservice.wire import AssistantMessage, Choice, Completion, Usage, VersionSpan
 from rock.types import PolicyVersion
 
 
@@ -49,13 +50,26 @@ def prepare(completion: Completion) -> Prepared:
     return Prepared(completion, prompt, reason, mark.digest())
 
 
+def reason_against_prefix(call: Call, prepared: Prepared) -> str | None:
+    """Why a completion does not begin with what was said of the call before; None if it does."""
+    choices = prepared.completion.choices
+    if call.said is None or len(choices) != 1:
+        return None
+    prompt = prepared.prompt
+    parent = call.parent.tokens if call.parent is not None else None
+    if prompt is not None and parent is not None and prepared.completion.continues_parent:
+        prompt = parent.sequence_ids(call.parent_choice) + prompt
+    return call.said.reason_against(choices[0], prompt)
+
+
 def answered(
     call: Call, wanted: int, prepared: Prepared, version: PolicyVersion | None
 ) -> records.CallAnswered:
     """The record of a completion as the answer to `call`, which asked for `wanted` choices.
 
-    Raises `BadRequest` for another number of choices, and for `continues_parent` if the parent has
-    no tokens here.
+    What workers said of it before keeps the log-probabilities and versions it was sampled with; that
+    the completion begins with it was checked. Raises `BadRequest` for another number of choices, and
+    for `continues_parent` if the parent has no tokens here.
     """
     choices = prepared.completion.choices
     if len(choices) != wanted:
@@ -63,6 +77,8 @@ def answered(
             f"choices: expected {wanted} (the request's n), got {len(choices)}", param="choices"
         )
     reason = _reason_against(choices) or prepared.against_prompt
+    if call.said is not None and reason is None:
+        reason = _reason_against_said(call.said, version)
     prompt, continues, before = (None, False, 0)
     if prepared.completion.continues_parent:
         before = _tokens_before(call)
@@ -74,7 +90,10 @@ def answered(
         call=call.id,
         lease=prepared.completion.lease_id,
         fingerprint=prepared.fingerprint,
-        choices=tuple(_choice(choice, trainable=reason is None) for choice in choices),
+        choices=tuple(
+            _choice(choice, version, call.said if number == 0 else None, trainable=reason is None)
+            for number, choice in enumerate(choices)
+        ),
         prompt_ids=prompt,
         continues=continues,
         policy_version=version,
@@ -86,6 +105,7 @@ def answered(
 def _reason_against(choices: list[Choice]) -> str | None:
     for number, choice in enumerate(choices):
         reason = tokens.reason_against_sample(choice.token_ids, choice.logprobs)
+        reason = reason or _reason_against_versions(choice)
         if reason is not None:
             return reason if len(choices) == 1 else f"choice {number}: {reason}"
     return None
@@ -101,13 +121,56 @@ def _after_parent(call: Call, prompt: bytes) -> tuple[bytes, bool]:
     return prompt, False
 
 
-def _choice(choice: Choice, *, trainable: bool) -> AnswerChoice:
-    return AnswerChoice(
-        message=_with_call_ids(choice.message),
-        finish_reason=choice.finish_reason,
-        packed_ids=tokens.pack_ids(choice.token_ids or ()) if trainable else None,
-        packed_logprobs=tokens.pack_logprobs(choice.logprobs or ()) if trainable else None,
+def _reason_against_versions(choice: Choice) -> str | None:
+    if choice.version_spans is None:
+        return None
+    covered = sum(span.tokens for span in choice.version_spans)
+    if covered != len(choice.token_ids or ()) or any(s.tokens < 1 for s in choice.version_spans):
+        return f"version_spans cover {covered} of {len(choice.token_ids or ())} token_ids"
+    return None
+
+
+def _reason_against_said(said: Said, version: PolicyVersion | None) -> str | None:
+    if said.ids is None and said.policy_versions != {version}:
+        return "streamed without token_ids by several policy versions"
+    return None
+
+
+def _choice(
+    choice: Choice, version: PolicyVersion | None, said: Said | None, *, trainable: bool
+) -> AnswerChoice:
+    answer = AnswerChoice(
+        message=_with_call_ids(choice.message), finish_reason=choice.finish_reason
     )
+    if not trainable:
+        return answer
+    logprobs = tokens.pack_logprobs(choice.logprobs or ())
+    before = said.logprobs if said is not None else None
+    if before is not None:
+        logprobs = before + logprobs[len(before) :]
+    return replace(
+        answer,
+        packed_ids=tokens.pack_ids(choice.token_ids or ()),
+        packed_logprobs=logprobs,
+        version_spans=_versions(choice, version, said),
+    )
+
+
+def _versions(
+    choice: Choice, version: PolicyVersion | None, said: Said | None
+) -> tuple[VersionSpan, ...] | None:
+    """Who sampled what: the spans as they came, then what the worker says of the rest. None if all
+    of it is `version`."""
+    total = len(choice.token_ids or ())
+    before = said.versions() if said is not None and said.ids is not None else []
+    known = sum(span.tokens for span in before)
+    pieces = [(span.tokens, span.policy_version) for span in before]
+    end = 0
+    for span in choice.version_spans or [VersionSpan(total, version)]:
+        end += span.tokens
+        pieces.append((max(0, min(span.tokens, end - known)), span.policy_version))
+    found = runs(pieces)
+    return None if found == [VersionSpan(total, version)] else tuple(found)
 
 
 def _with_call_ids(message: AssistantMessage) -> AssistantMessage:

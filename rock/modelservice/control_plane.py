@@ -24,10 +24,11 @@ from rock.errors import (
     Unauthorized,
     UpstreamUnauthorized,
 )
-from rock.modelservice import wire
+from rock.modelservice import wire, wire_groups
 from rock.modelservice.keys import Keys, matches
 from rock.modelservice.plane import Reply, Request, nothing
 from rock.modelservice.service import ModelService
+from rock.modelservice.wire_partial import CancelledRequest, PartialRequest
 from rock.types import SessionId
 
 log = logging.getLogger(__name__)
@@ -65,6 +66,8 @@ class ControlPlane:
             "/trainer/v1/claim": {"POST": self._claim},
             "/trainer/v1/leases": {"POST": self._leases},
             "/trainer/v1/complete": {"POST": self._complete},
+            "/trainer/v1/partial": {"POST": self._partial},
+            "/trainer/v1/cancelled": {"POST": self._cancelled},
             "/trainer/v1/renew": {"POST": self._renew},
             "/trainer/v1/release": {"POST": self._release},
             "/trainer/v1/fail": {"POST": self._fail},
@@ -135,6 +138,14 @@ class ControlPlane:
     async def _complete(self, request: Request, name: str) -> Reply:
         return _ok(await self._service.complete(await _read(request, wire.CompleteRequest)))
 
+    async def _partial(self, request: Request, name: str) -> Reply:
+        return _ok(await self._service.partial(await _read(request, PartialRequest)))
+
+    async def _cancelled(self, request: Request, name: str) -> Reply:
+        body = await _read(request, CancelledRequest)
+        _at_least("wait_seconds", body.wait_seconds, 0)
+        return _ok(await self._service.cancelled(body))
+
     async def _renew(self, request: Request, name: str) -> Reply:
         body = await _read(request, wire.RenewRequest)
         _at_least("lease_seconds", body.lease_seconds, 0.01)
@@ -156,14 +167,16 @@ class ControlPlane:
         return _ok(self._service.stats())
 
     async def _claim_groups(self, request: Request, name: str) -> Reply:
-        body = await _read(request, wire.RolloutClaimRequest)
+        body = await _read(request, wire_groups.RolloutClaimRequest)
         _at_least("max_groups", body.max_groups, 1)
         _at_least("lease_seconds", body.lease_seconds, 0.01)
         _at_least("wait_seconds", body.wait_seconds, 0)
         return _ok(await self._service.claim_groups(body))
 
     async def _ack_groups(self, request: Request, name: str) -> Reply:
-        return _ok(await self._service.ack_groups(await _read(request, wire.RolloutAckRequest)))
+        return _ok(
+            await self._service.ack_groups(await _read(request, wire_groups.RolloutAckRequest))
+        )
 
     # --- admin ---
 
@@ -206,7 +219,7 @@ class ControlPlane:
         return _ok(self._service.trajectory(SessionId(name)))
 
     async def _publish(self, request: Request, name: str) -> Reply:
-        return _ok(await self._service.publish_group(await _read(request, wire.Group)))
+        return _ok(await self._service.publish_group(await _read(request, wire_groups.Group)))
 
     async def _group(self, request: Request, name: str) -> Reply:
         return _ok(self._service.group_status(name))

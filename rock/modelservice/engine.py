@@ -21,20 +21,22 @@ from rock.errors import (
     ServiceUnavailable,
     SessionClosed,
 )
-from rock.modelservice import records
+from rock.modelservice import limits, records
 from rock.modelservice.answer import Answer
 from rock.modelservice.bell import Bell
-from rock.modelservice.calls import Book, Call
+from rock.modelservice.book import Book
+from rock.modelservice.calls import Call
 from rock.modelservice.graph import Extension
 from rock.modelservice.journal import Journal, Then
+from rock.modelservice.notices import Notices
 from rock.modelservice.outbox import Outbox
 from rock.modelservice.queue import CallQueue, Held, Ticket
 from rock.modelservice.sessions import Session
 from rock.modelservice.settings import ServiceConfig
 from rock.modelservice.states import OPEN, Event, State
 from rock.modelservice.timers import Timers
-from rock.modelservice.wire import CloseReason
-from rock.types import CallId, Clock, SessionId
+from rock.modelservice.wire import CloseReason, LimitName
+from rock.types import CallId, Clock, SessionId, WorkerId
 
 TRAINER_BACKEND = "queue"
 
@@ -50,13 +52,20 @@ class Engine:
         """By backend: rung when a call of it can be claimed."""
         self.group_bell = Bell()
         self.drained = Bell()
+        self.notices = Notices()
+        self.notice_bells: defaultdict[WorkerId, Bell] = defaultdict(Bell)
+        """By worker: rung when a lease of it is over without its doing."""
         self.redelivered = 0
+        self.connections = 0
+        """Connections of agents that wait for an answer."""
         self.stopping = False
         """Nothing more is handed out."""
         self.on_session_closed: list[Callable[[SessionId], None]] = []
         self._deadlines = Timers()
         self._graces = Timers()
         self._session_ends = Timers()
+        self._walls = Timers()
+        self._idles = Timers()
         self._groups: list[records.GroupPublished | records.GroupAcknowledged] = []
         self.journal = Journal.open(
             config.state_dir,
@@ -79,15 +88,16 @@ class Engine:
     async def start(self) -> None:
         """Take the journal over: leases of earlier runs are over, connections are gone."""
         self._recover_groups()
-        await self.write(records.Booted(run=self.book.runs + 1))
+        booted = records.Booted(run=self.book.runs + 1)
+        self.book.apply(booted, self.clock())
+        await self.write(booted)
         now = self.clock()
         for session in self.book.sessions:
             if session.open:
                 self._time_session(session, now)
         for call in self.book.calls.values():
-            call.cut_off = call.state in (State.QUEUED, State.LEASED, State.ANSWERED)
-            if call.state is State.LEASED:
-                call.move(Event.RELEASE)
+            if call.said is not None:
+                call.visible = len(call.said)
             if call.state is State.QUEUED:
                 self._time_call(call, now)
                 self._graces.set(call.id, now + self.config.restart_grace_seconds)
@@ -99,36 +109,55 @@ class Engine:
         """Wake everybody: long-polls find nothing, agents get `ServiceUnavailable`."""
         self.stopping = True
         self._end_all(ServiceUnavailable("the service is stopping; try again shortly"))
-        for bell in (*self.bells.values(), self.group_bell, self.drained):
+        for bell in (
+            *self.bells.values(),
+            *self.notice_bells.values(),
+            self.group_bell,
+            self.drained,
+        ):
             bell.ring_all()
 
     # --- records ---
 
     def write(self, record: records.Record, then: Then | None = None) -> asyncio.Future[None]:
-        return self.journal.append(records.encoder.encode(record), then)
+        return self.journal.append(records.encode(record), then)
 
     def note(self, record: records.Record, then: Then | None = None) -> None:
         """Write a record that nobody waits for."""
-        self.journal.note(records.encoder.encode(record), then)
+        self.journal.note(records.encode(record), then)
 
     # --- sessions ---
 
     def open_session(self, record: records.SessionOpened) -> asyncio.Future[None]:
+        payload = records.encode(record)  # before any change: it may not be encodable
         now = self.clock()
         session = self.book.open_session(record, now)
         self._time_session(session, now)
-        return self.write(record)
+        return self.journal.append(payload)
 
-    def close_session(self, session: Session, reason: CloseReason, *, cancel: bool = True) -> None:
+    def close_session(
+        self,
+        session: Session,
+        reason: CloseReason,
+        *,
+        cancel: bool = True,
+        limit: LimitName | None = None,
+    ) -> None:
         """Close and, with `cancel`, end the session's open calls. The first reason stands."""
         if session.open:
-            self.book.sessions.close(session, reason)
+            self.book.sessions.close(session, reason, limit)
             self._session_ends.drop(session.id)
-            record = records.SessionEnded(session=session.id, reason=reason)
+            self._walls.drop(session.id)
+            self._idles.drop(session.id)
+            record = records.SessionEnded(session=session.id, reason=reason, limit=limit)
             self.note(record, lambda: self._tell_closed(session.id))
         if cancel and session.parked:
             for call in self.book.conversation(session.id).calls:
-                if call.state in OPEN:
+                if call.state not in OPEN:
+                    continue
+                if reason == "limit":
+                    self.end(call, Event.FAIL, limits.refusal(session))
+                else:
                     self.end(call, Event.CLOSE, SessionClosed(f"the session was closed: {reason}"))
 
     # --- calls ---
@@ -137,22 +166,27 @@ class Engine:
         self, session: Session, record: records.CallQueued, extension: Extension
     ) -> tuple[Call, asyncio.Future[None]]:
         """Book a new call with one connection; it can be claimed once the future is done."""
+        payload = records.encode(record)
         now = self.clock()
         call = self.book.add_call(session, record, extension, now)
         call.attached = 1
+        self.connections += 1
         self._time_call(call, now)
-        return call, self.write(record, lambda: self._let_claim(call))
+        return call, self.journal.append(payload, lambda: self._let_claim(call))
 
     def attach(self, call: Call) -> None:
         """One more connection waits for the call."""
         call.attached += 1
+        self.connections += 1
         self._graces.drop(call.id)
         if call.state in (State.UNDELIVERED, State.DELIVERED):
             self._move(call, Event.COLLECT)
 
     def detach(self, call: Call, *, sent: bool) -> None:
         """A connection of the call ended, with or without the answer written to it."""
-        call.attached = max(0, call.attached - 1)
+        if call.attached > 0:
+            call.attached -= 1
+            self.connections -= 1
         if call.outcome is not None and call.state is State.ANSWERED:
             if sent:
                 self._move(call, Event.SENT)
@@ -163,28 +197,48 @@ class Engine:
 
     def lease_record(self, held: Held) -> None:
         call = self.book.calls[held.ticket.id]
+        call.session.worker = held.worker_id
         if call.deliveries > 1:
             self.redelivered += 1
         self.note(records.CallLeased(call=call.id, lease=held.id, worker=held.worker_id))
 
+    def partial(self, call: Call, record: records.CallPartial) -> None:
+        """Keep a span of an answer; agents see it once it is on disk."""
+        self.book.add_span(call, record)
+        self.note(record, lambda: call.reveal(record.index + 1))
+
+    def drop_spans(self, call: Call) -> None:
+        """Start the answer afresh; only while no agent has read of it."""
+        call.forget_spans()
+        self.note(records.SpansDropped(call=call.id))
+
     def complete(self, call: Call, record: records.CallAnswered) -> None:
         """Store an answer; agents see it once it is on disk."""
-        payload = records.encoder.encode(record)  # before any change: it may not be encodable
+        payload = records.encode(record)  # before any change: it may not be encodable
         self._take_out(call, Event.COMPLETE)
         self.book.store_answer(call, record)
         self.journal.note(payload, lambda: self._show(call))
 
     def end(self, call: Call, event: Event, error: RockError) -> None:
         """End an open call without an answer."""
-        self._take_out(call, event)
-        call.stored = error
         if event in (Event.FAIL, Event.DEADLINE):
             record = records.CallFailedRecord(
                 call=call.id, event=event, code=error.code, message=error.message
             )
         else:
             record = records.CallMoved(call=call.id, event=event)
-        self.note(record, lambda: self._show(call))
+        payload = records.encode(record)
+        self._take_out(call, event)
+        self.connections -= call.attached
+        call.attached = 0
+        call.stored = error
+        call.forget_spans()
+        self.journal.note(payload, lambda: self._show(call))
+
+    def take_back(self, held: Held) -> None:
+        """Give a lease's call to other workers, and tell its own."""
+        self._tell(held)
+        self.give_back(held)
 
     def give_back(self, held: Held) -> None:
         self.queue.release(held.id)
@@ -209,8 +263,22 @@ class Engine:
         for name in self._graces.due(now):
             message = "the agent left and did not come back"
             self.end(self.book.calls[CallId(name)], Event.GRACE_OVER, CallFailed(message))
+        self.notices.forget(now)
+        self._end_sessions(now)
+
+    def _end_sessions(self, now: float) -> None:
         for name in self._session_ends.due(now):
             self.close_session(self.book.sessions.get(name), "expired")
+        for name in self._walls.due(now):
+            session = self.book.sessions.get(name)
+            self.close_session(session, "limit", limit="max_wall_seconds")
+        for name in self._idles.due(now):
+            session = self.book.sessions.get(name)
+            idle_from = now if session.parked else session.active_at
+            if now - idle_from >= self.config.session_idle_seconds:
+                self.close_session(session, "expired")
+            else:
+                self._idles.set(name, idle_from + self.config.session_idle_seconds)
 
     # --- inside ---
 
@@ -241,9 +309,12 @@ class Engine:
             asyncio.get_running_loop().call_soon(callback, session_id)
 
     def _time_session(self, session: Session, now: float) -> None:
-        seconds = session.spec.limits.session_deadline_seconds
-        if seconds is not None:
-            self._session_ends.set(session.id, now + seconds)
+        bounds = session.spec.limits
+        if bounds.session_deadline_seconds is not None:
+            self._session_ends.set(session.id, now + bounds.session_deadline_seconds)
+        if bounds.max_wall_seconds is not None:
+            self._walls.set(session.id, now + bounds.max_wall_seconds)
+        self._idles.set(session.id, now + self.config.session_idle_seconds)
 
     def _time_call(self, call: Call, now: float) -> None:
         seconds = call.session.spec.limits.call_deadline_seconds
@@ -253,14 +324,22 @@ class Engine:
 
     def _let_claim(self, call: Call) -> None:
         if call.state is State.QUEUED:  # it may have been closed on its way to the disk
+            call.affinity = call.session.worker
             self.queue.add(call)
-            self.bells[call.backend].ring()
+            self.bells[call.backend].ring(call.affinity)
 
     def _returned(self, ticket: Ticket) -> None:
         self.bells[ticket.backend].ring()
         self._check_drained(ticket.backend)
 
+    def _tell(self, held: Held) -> None:
+        self.notices.tell(held.worker_id, held.id, now=self.clock())
+        if held.worker_id in self.notice_bells:
+            self.notice_bells[held.worker_id].ring_all()
+
     def _take_out(self, call: Call, event: Event) -> None:
+        if call.lease is not None and event not in (Event.COMPLETE, Event.FAIL):
+            self._tell(call.lease)
         self.queue.end(call, event)
         self._deadlines.drop(call.id)
         self._graces.drop(call.id)

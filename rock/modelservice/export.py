@@ -9,9 +9,10 @@ import msgspec
 
 from rock.errors import NotFound, RockError
 from rock.modelservice.answer import Answer, AnswerChoice
-from rock.modelservice.calls import Book, Call, Conversation
+from rock.modelservice.book import Book
+from rock.modelservice.calls import Call, Conversation
 from rock.modelservice.rows import build_rows
-from rock.modelservice.wire import Choice, Trajectory, TrajectoryCall
+from rock.modelservice.wire import CanonicalRequest, Choice, Trajectory, TrajectoryCall
 from rock.types import SessionId
 
 
@@ -23,6 +24,10 @@ def trajectory(book: Book, session_id: SessionId) -> Trajectory:
     return Trajectory(
         session_id=session.id,
         labels=dict(session.labels),
+        close_reason=session.close_reason,
+        limit=session.limit,
+        limits=session.spec.limits,
+        pins=session.spec.pins,
         calls=[_call(conversation, call) for call in calls],
         rows=build_rows(call.tokens for call in calls if call.tokens is not None),
         untrainable=dict(Counter(_untrainable(call) for call in calls if _untrainable(call))),
@@ -45,6 +50,7 @@ def _call(conversation: Conversation, call: Call) -> TrajectoryCall:
         state=call.state.value,
         request=conversation.request_of(call),
         pinned=pinned,
+        requested=_requested(call, pinned),
         choices=[_choice(choice) for choice in answer.choices] if answer else [],
         parent=call.parent.id if call.parent else None,
         branch=call.branch,
@@ -60,12 +66,21 @@ def _call(conversation: Conversation, call: Call) -> TrajectoryCall:
     )
 
 
+def _requested(call: Call, pinned: dict[str, Any]) -> dict[str, Any]:
+    """What the agent had asked for where a pin put something else."""
+    if not pinned or call.identity is None:
+        return {}
+    asked = msgspec.json.decode(call.identity[3], type=CanonicalRequest)
+    return {name: getattr(asked, name) for name in pinned}
+
+
 def _choice(choice: AnswerChoice) -> Choice:
     return Choice(
         message=choice.message,
         finish_reason=choice.finish_reason,
         token_ids=choice.token_ids,
         logprobs=choice.logprobs,
+        version_spans=list(choice.version_spans) if choice.version_spans else None,
     )
 
 

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from rock.errors import LeaseLost, NotFound
 from rock.modelservice.timers import Timers
-from rock.modelservice.wire import GroupStatus
+from rock.modelservice.wire_groups import GroupStatus
 
 
 class GroupLease(Struct, frozen=True):

@@ -3,9 +3,15 @@
 A `Ticket` is a call as the queue sees it. Each backend name has a lane of its own. Inside a lane,
 tickets that came back (expired, released) go first, the rest in the order that `order` names:
 
-- `round_robin` (default): sessions take turns, first come first served inside a session;
+- `round_robin` (default): sessions take turns, first come first served inside a session, and a
+  worker that asks gets its own sessions first (below);
 - `fifo`: by arrival; `oldest_session`: the session opened first goes first;
 - `priority`: the higher `priority` first, arrival breaks ties.
+
+A ticket may name the worker that has its session's prefix (affinity). In round robin a session
+whose turn it is, but whose prefix another worker has, is passed over for one that suits the asker
+better, at most `MAX_PASSES` times; if there is none, the asker gets it: nobody idles for a prefix.
+The other orders are strict; there the prefix decides only which waiting worker a call wakes.
 
 A lease id is a fencing token: it names one delivery of one call, and only the newest lease of a
 ticket can complete, renew or release it. Every operation is O(1) or O(log n).
@@ -24,11 +30,15 @@ from rock.modelservice.states import Event, State, next_state
 from rock.modelservice.timers import Timers
 from rock.types import CallId, LeaseId, PolicyVersion, SessionId, WorkerId
 
+MAX_PASSES = 8
+"""How often in a row a session whose turn it is waits for another that suits the worker better."""
+
 
 class Ticket:
     """A call's place in the queue. `state` changes only by `move`."""
 
     __slots__ = (
+        "affinity",
         "arrival",
         "backend",
         "deliveries",
@@ -55,6 +65,8 @@ class Ticket:
         self.backend = backend
         self.session_arrival = session_arrival
         self.priority = priority
+        self.affinity: WorkerId | None = None
+        """The worker that has the session's prefix, as of when the ticket came to wait."""
         self.arrival = 0
         """Set by the queue: place in the order of arrival."""
         self.state = State.QUEUED
@@ -70,7 +82,7 @@ class Ticket:
 class Held:
     """One lease: which worker has the ticket, with what weights."""
 
-    __slots__ = ("id", "policy_version", "ticket", "worker_id")
+    __slots__ = ("frozen_seconds", "id", "policy_version", "ticket", "worker_id")
 
     def __init__(
         self,
@@ -83,6 +95,8 @@ class Held:
         self.ticket = ticket
         self.worker_id = worker_id
         self.policy_version = policy_version
+        self.frozen_seconds: float | None = None
+        """What is left of the lease, while its clock stands still."""
 
 
 class _Order(Protocol):
@@ -90,7 +104,7 @@ class _Order(Protocol):
 
     def push(self, ticket: Ticket) -> None: ...
     def remove(self, ticket: Ticket) -> bool: ...
-    def pop(self) -> Ticket | None: ...
+    def pop(self, worker_id: WorkerId) -> Ticket | None: ...
 
 
 class _Line:
@@ -112,40 +126,75 @@ class _Line:
     def remove(self, ticket: Ticket) -> bool:
         return self._tickets.pop(ticket.id, None) is not None
 
-    def pop(self) -> Ticket | None:
+    def pop(self, worker_id: WorkerId | None = None) -> Ticket | None:
+        del worker_id
         return self._tickets.popitem(last=False)[1] if self._tickets else None
+
+
+class _Turn:
+    """One session that waits for its turn."""
+
+    __slots__ = ("affinity", "line", "passes")
+
+    def __init__(self, affinity: WorkerId | None) -> None:
+        self.affinity = affinity
+        self.line = _Line()
+        self.passes = 0
 
 
 class _RoundRobin:
     """One line per session; the session whose turn it was goes to the end."""
 
     def __init__(self) -> None:
-        self._lines: OrderedDict[SessionId, _Line] = OrderedDict()
+        self._turns: OrderedDict[SessionId, _Turn] = OrderedDict()
+        self._by_worker: dict[WorkerId | None, OrderedDict[SessionId, None]] = {}
+        """The same sessions in the same order, by who has their prefix."""
 
     def push(self, ticket: Ticket) -> None:
-        line = self._lines.get(ticket.session_id)
-        if line is None:
-            line = self._lines[ticket.session_id] = _Line()
-        line.push(ticket)
+        turn = self._turns.get(ticket.session_id)
+        if turn is None:
+            turn = self._turns[ticket.session_id] = _Turn(ticket.affinity)
+            self._by_worker.setdefault(turn.affinity, OrderedDict())[ticket.session_id] = None
+        turn.line.push(ticket)
 
     def remove(self, ticket: Ticket) -> bool:
-        line = self._lines.get(ticket.session_id)
-        if line is None or not line.remove(ticket):
+        turn = self._turns.get(ticket.session_id)
+        if turn is None or not turn.line.remove(ticket):
             return False
-        if not line:
-            del self._lines[ticket.session_id]
+        if not turn.line:
+            self._drop(ticket.session_id, turn)
         return True
 
-    def pop(self) -> Ticket | None:
-        if not self._lines:
+    def pop(self, worker_id: WorkerId) -> Ticket | None:
+        if not self._turns:
             return None
-        session_id, line = next(iter(self._lines.items()))
-        ticket = line.pop()
-        if line:
-            self._lines.move_to_end(session_id)
+        session_id = self._next_for(worker_id)
+        turn = self._turns[session_id]
+        turn.passes = 0
+        ticket = turn.line.pop()
+        if turn.line:
+            self._turns.move_to_end(session_id)
+            self._by_worker[turn.affinity].move_to_end(session_id)
         else:
-            del self._lines[session_id]
+            self._drop(session_id, turn)
         return ticket
+
+    def _next_for(self, worker_id: WorkerId) -> SessionId:
+        first, turn = next(iter(self._turns.items()))
+        if turn.affinity in (worker_id, None) or turn.passes >= MAX_PASSES:
+            return first
+        better = self._by_worker.get(worker_id) or self._by_worker.get(None)
+        if not better:
+            return first
+        turn.passes += 1
+        return next(iter(better))
+
+    def _drop(self, session_id: SessionId, turn: _Turn) -> None:
+        del self._turns[session_id]
+        same = self._by_worker[turn.affinity]
+        del same[session_id]
+        if not same:
+            del self._by_worker[turn.affinity]
 
 
 class _Keyed:
@@ -168,7 +217,8 @@ class _Keyed:
             heapq.heapify(self._heap)
         return True
 
-    def pop(self) -> Ticket | None:
+    def pop(self, worker_id: WorkerId) -> Ticket | None:
+        del worker_id
         while self._heap:
             ticket = self._waiting.pop(heapq.heappop(self._heap)[1], None)
             if ticket is not None:
@@ -203,8 +253,8 @@ class _Lane:
         if self._returned.remove(ticket) or self._order.remove(ticket):
             self.waiting -= 1
 
-    def pop(self) -> Ticket | None:
-        ticket = self._returned.pop() or self._order.pop()
+    def pop(self, worker_id: WorkerId) -> Ticket | None:
+        ticket = self._returned.pop() or self._order.pop(worker_id)
         if ticket is not None:
             self.waiting -= 1
         return ticket
@@ -276,7 +326,7 @@ class CallQueue:
         the asker's to end.
         """
         lane = self._lanes.get(backend)
-        while lane is not None and (ticket := lane.pop()) is not None:
+        while lane is not None and (ticket := lane.pop(worker_id)) is not None:
             self.queued -= 1
             if fit is not None and not fit(ticket):
                 continue
@@ -305,8 +355,25 @@ class CallQueue:
         return moment
 
     def renew(self, lease_id: LeaseId, *, now: float, lease_seconds: float) -> None:
-        self.held(lease_id)
-        self._expiries.set(lease_id, now + lease_seconds)
+        held = self.held(lease_id)
+        if held.frozen_seconds is not None:
+            held.frozen_seconds = lease_seconds
+        else:
+            self._expiries.set(lease_id, now + lease_seconds)
+
+    def freeze(self, backend: str, *, now: float) -> None:
+        """Let the clocks of a lane's leases stand still, until `thaw`."""
+        for held in self._leases.values():
+            moment = self._expiries.moment(held.id)
+            if held.ticket.backend == backend and moment is not None:
+                held.frozen_seconds = max(0.0, moment - now)
+                self._expiries.drop(held.id)
+
+    def thaw(self, backend: str, *, now: float) -> None:
+        for held in self._leases.values():
+            if held.ticket.backend == backend and held.frozen_seconds is not None:
+                self._expiries.set(held.id, now + held.frozen_seconds)
+                held.frozen_seconds = None
 
     def release(self, lease_id: LeaseId) -> Ticket:
         """Give the ticket back, to the head of its lane."""

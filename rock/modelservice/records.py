@@ -11,9 +11,10 @@ from typing import Literal
 import msgspec
 from msgspec import Raw, Struct
 
+from rock.errors import BadRequest
 from rock.modelservice.answer import AnswerChoice
 from rock.modelservice.states import Event
-from rock.modelservice.wire import CloseReason, OptionalRaw, SessionSpec, Usage
+from rock.modelservice.wire import CloseReason, LimitName, OptionalRaw, SessionSpec, Usage
 
 SCHEMA = 1
 """Version of these shapes, in the journal's header. A journal with a higher one is refused."""
@@ -38,6 +39,7 @@ class SessionOpened(_Record, tag="session_opened"):
 class SessionEnded(_Record, tag="session_closed"):
     session: str
     reason: CloseReason
+    limit: LimitName | None = None
 
 
 class CallQueued(_Record, tag="queued"):
@@ -61,6 +63,27 @@ class CallLeased(_Record, tag="leased"):
     call: str
     lease: str
     worker: str
+
+
+class CallPartial(_Record, tag="partial"):
+    """One span of an answer that is still being sampled; bytes are packed as in an answer."""
+
+    call: str
+    lease: str
+    index: int
+    content: str = ""
+    reasoning: str = ""
+    ids: bytes | None = None
+    logprobs: bytes | None = None
+    policy_version: int | None = None
+    prompt_ids: bytes | None = None
+    """The whole prompt, with the first span if the worker gave it."""
+
+
+class SpansDropped(_Record, tag="spans_dropped"):
+    """No agent had read the call's spans, and the next worker could not go on from them."""
+
+    call: str
 
 
 class CallAnswered(_Record, tag="answered"):
@@ -107,15 +130,15 @@ class GroupAcknowledged(_Record, tag="group_acknowledged"):
     group_id: str
 
 
+OfCall = CallLeased | CallPartial | SpansDropped | CallAnswered | CallMoved | CallFailedRecord
+"""What happened to a call that is known."""
+
 Record = (
     Booted
     | SessionOpened
     | SessionEnded
     | CallQueued
-    | CallLeased
-    | CallAnswered
-    | CallMoved
-    | CallFailedRecord
+    | OfCall
     | PolicyChanged
     | GroupPublished
     | GroupAcknowledged
@@ -123,3 +146,12 @@ Record = (
 
 decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 encoder = msgspec.json.Encoder()
+
+
+def encode(record: Record) -> bytes:
+    """A record as the journal keeps it. Raises `BadRequest` for text that is not Unicode (a lone
+    surrogate, which no JSON can hold); whoever changes something encodes first."""
+    try:
+        return encoder.encode(record)
+    except UnicodeEncodeError as exc:
+        raise BadRequest(f"text that is not valid Unicode: {exc.reason}") from exc

@@ -7,7 +7,7 @@ import time
 import msgspec
 from msgspec import Raw
 
-from rock.modelservice import records, wire
+from rock.modelservice import records, wire, wire_groups
 from rock.modelservice.batches import check_claim, check_positive, each
 from rock.modelservice.engine import Engine
 
@@ -18,7 +18,7 @@ class RolloutSide:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    async def publish_group(self, group: wire.Group) -> wire.PublishReply:
+    async def publish_group(self, group: wire_groups.Group) -> wire_groups.PublishReply:
         """Put a finished group up for the trainer; the first group of an id stands."""
         outbox = self._engine.outbox
         accepted = group.group_id not in outbox
@@ -28,13 +28,15 @@ class RolloutSide:
             outbox.publish(group.group_id, content)
             self._engine.note(record, lambda: self._offer(group.group_id))
         await self._engine.journal.barrier()
-        return wire.PublishReply(accepted=accepted)
+        return wire_groups.PublishReply(accepted=accepted)
 
     def _offer(self, group_id: str) -> None:
         self._engine.outbox.offer(group_id)
         self._engine.group_bell.ring()
 
-    async def claim_groups(self, request: wire.RolloutClaimRequest) -> wire.RolloutClaimReply:
+    async def claim_groups(
+        self, request: wire_groups.RolloutClaimRequest
+    ) -> wire_groups.RolloutClaimReply:
         """Lease published groups, waiting up to `wait_seconds` for the first."""
         check_claim(request.worker_id, request.lease_seconds, request.wait_seconds)
         check_positive("max_groups", request.max_groups)
@@ -45,20 +47,22 @@ class RolloutSide:
             if not await bell.wait(left) or self._engine.stopping:
                 break
             groups = self._claim_groups_now(request)
-        return wire.RolloutClaimReply(groups=groups)
+        return wire_groups.RolloutClaimReply(groups=groups)
 
-    def _claim_groups_now(self, request: wire.RolloutClaimRequest) -> list[wire.ClaimedGroup]:
+    def _claim_groups_now(
+        self, request: wire_groups.RolloutClaimRequest
+    ) -> list[wire_groups.ClaimedGroup]:
         seconds = min(request.lease_seconds, self._engine.config.max_lease_seconds)
-        groups: list[wire.ClaimedGroup] = []
+        groups: list[wire_groups.ClaimedGroup] = []
         while len(groups) < request.max_groups:
             lease = self._engine.outbox.claim(now=self._engine.clock(), lease_seconds=seconds)
             if lease is None:
                 break
-            group = msgspec.json.decode(lease.group, type=wire.Group)
-            groups.append(wire.ClaimedGroup(lease.lease_id, lease.delivery, group))
+            group = msgspec.json.decode(lease.group, type=wire_groups.Group)
+            groups.append(wire_groups.ClaimedGroup(lease.lease_id, lease.delivery, group))
         return groups
 
-    async def ack_groups(self, request: wire.RolloutAckRequest) -> wire.BatchReply:
+    async def ack_groups(self, request: wire_groups.RolloutAckRequest) -> wire.BatchReply:
         """The trainer has consumed these groups; they are not handed out again."""
         outbox = self._engine.outbox
 
@@ -72,6 +76,6 @@ class RolloutSide:
         await self._engine.journal.barrier()
         return reply
 
-    def group_status(self, group_id: str) -> wire.GroupStatus:
+    def group_status(self, group_id: str) -> wire_groups.GroupStatus:
         """Raises `NotFound`."""
         return self._engine.outbox.status(group_id)

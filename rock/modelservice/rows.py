@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from rock.modelservice import tokens
-from rock.modelservice.wire import ChainClass, Span, TokenRow
+from rock.modelservice.wire import ChainClass, Span, TokenRow, VersionSpan
 from rock.types import CallId, PolicyVersion
 
 
@@ -22,6 +23,8 @@ class Sample:
 
     ids: bytes
     logprobs: bytes
+    version_spans: tuple[VersionSpan, ...] | None = None
+    """Which weights sampled which tokens, if not one version sampled all."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,29 +89,33 @@ class _Row:
     def prompt(self, call: CallTokens, ids: bytes) -> None:
         values = tokens.unpack_ids(ids)
         if values:
-            self._add(call, values, [0] * len(values), [0.0] * len(values), "prompt")
+            self._add(values, [0] * len(values), [0.0] * len(values))
+            self._name(call, "prompt", len(values), None)
 
     def sampled(self, call: CallTokens, sample: Sample) -> None:
         values = tokens.unpack_ids(sample.ids)
         logprobs = tokens.unpack_logprobs(sample.logprobs)
-        self._add(call, values, [1] * len(values), logprobs, "sampled")
+        self._add(values, [1] * len(values), logprobs)
+        for run in sample.version_spans or (VersionSpan(len(values), call.policy_version),):
+            self._name(call, "sampled", run.tokens, run.policy_version)
 
-    def _add(
-        self, call: CallTokens, ids: list[int], mask: list[int], logprobs: list[float], kind: str
+    def _add(self, ids: list[int], mask: list[int], logprobs: list[float]) -> None:
+        self.row.token_ids += ids
+        self.row.mask += mask
+        self.row.logprobs += logprobs
+
+    def _name(
+        self,
+        call: CallTokens,
+        kind: Literal["prompt", "sampled"],
+        count: int,
+        version: PolicyVersion | None,
     ) -> None:
-        row = self.row
-        start = len(row.token_ids)
-        row.token_ids += ids
-        row.mask += mask
-        row.logprobs += logprobs
-        row.spans.append(
-            Span(
-                start=start,
-                end=len(row.token_ids),
-                kind="sampled" if kind == "sampled" else "prompt",
-                call_id=call.call_id,
-                policy_version=call.policy_version if kind == "sampled" else None,
-            )
+        """Say what the next `count` tokens are."""
+        start = self.row.spans[-1].end if self.row.spans else 0
+        end = start + count
+        self.row.spans.append(
+            Span(start=start, end=end, kind=kind, call_id=call.call_id, policy_version=version)
         )
 
 

@@ -1,8 +1,8 @@
-"""The HTTP server: sockets, the adapter between aiohttp and the planes, and the process's life.
+"""The service's process: both planes on their listeners, and its life.
 
 `serving` is the composition (service, built-in workers, two listeners, attach point) as an async
 context manager; `run` adds what a process needs: signals, `ready.json`, an end with its parent.
-The adapter logs session routes without keys and decides nothing.
+How HTTP is spoken on a socket is in `listening`.
 """
 
 from __future__ import annotations
@@ -14,23 +14,21 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
 
 import msgspec
-from aiohttp import ClientError, web
 from msgspec import Struct
 
-from rock.errors import BadRequest, ConfigError, PayloadTooLarge, RockError, SessionClosed
+from rock.errors import RockError, SessionClosed
 from rock.modelservice import backends
 from rock.modelservice.agent_plane import AgentPlane
 from rock.modelservice.attach import AttachPoint
 from rock.modelservice.control_plane import ControlPlane
 from rock.modelservice.keys import Keys, ensure_keys
-from rock.modelservice.plane import EventStream, Reply, Request
+from rock.modelservice.listening import Adapter, Bounds, bind, listening, url_of
 from rock.modelservice.service import ModelService
 from rock.modelservice.settings import ServiceConfig
 from rock.modelservice.worker import Policy
@@ -40,13 +38,6 @@ log = logging.getLogger(__name__)
 
 READY_FILE = "ready.json"
 ATTACH_FILE = "attach.sock"
-KEEPALIVE_TIMEOUT_SECONDS = 3630.0
-"""Above that of any client: the one who closes an idle connection should be the client."""
-SHUTDOWN_SECONDS = 1.0
-"""For replies being written when the service stops; a waiting agent comes back to its call."""
-STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-
-Handle: TypeAlias = Callable[[Request], Coroutine[Any, Any, Reply | EventStream]]
 
 
 class Ready(Struct, kw_only=True):
@@ -56,123 +47,6 @@ class Ready(Struct, kw_only=True):
     agent_url: str
     control_url: str
     attach_path: str
-
-
-class Adapter:
-    """One plane as an aiohttp handler."""
-
-    def __init__(
-        self, handle: Handle, refusal: Callable[[RockError], Reply], max_body_bytes: int
-    ) -> None:
-        self._handle = handle
-        self._refusal = refusal
-        self._max_body_bytes = max_body_bytes
-
-    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
-        reply = await self._answer(request)
-        try:
-            response = await _write(request, reply)
-        except BaseException:  # the other side is gone, or this handler is being cancelled
-            reply.lost()
-            raise
-        reply.sent()
-        return response
-
-    async def _answer(self, request: web.BaseRequest) -> Reply | EventStream:
-        asked = Request(
-            method=request.method,
-            path=request.rel_url.raw_path,
-            headers=request.headers,
-            read=lambda: read_body(request, self._max_body_bytes),
-        )
-        try:
-            return await self._handle(asked)
-        except Exception:
-            log.exception("unexpected error in a handler")
-            return self._refusal(RockError("internal error; see the service's log"))
-
-
-async def read_body(request: web.BaseRequest, max_bytes: int) -> bytes:
-    """The whole body. Raises PayloadTooLarge before reading more than `max_bytes`."""
-    too_large = PayloadTooLarge(f"the body is over the limit of {max_bytes} bytes")
-    if (request.content_length or 0) > max_bytes:
-        raise too_large
-    if request.headers.get("Expect", "").lower() == "100-continue":
-        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        request.writer.output_size = 0
-    chunks: list[bytes] = []
-    size = 0
-    try:
-        while chunk := await request.content.readany():
-            size += len(chunk)
-            if size > max_bytes:
-                raise too_large
-            chunks.append(chunk)
-    except (ClientError, web.RequestPayloadError) as exc:
-        raise BadRequest(f"the body broke off or is badly encoded: {exc}") from exc
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-
-async def _write(request: web.BaseRequest, reply: Reply | EventStream) -> web.StreamResponse:
-    """Write all of it here, so that the end of this call means that it was written."""
-    if isinstance(reply, Reply):
-        response = web.Response(
-            status=reply.status,
-            body=reply.body,
-            headers=reply.headers or None,
-            content_type=reply.content_type,
-        )
-        await response.prepare(request)
-        await response.write_eof()
-        return response
-    stream = web.StreamResponse(headers=STREAM_HEADERS)
-    stream.content_type = "text/event-stream"
-    async with contextlib.aclosing(reply.frames) as frames:
-        await stream.prepare(request)
-        async for frame in frames:
-            await stream.write(frame)
-        await stream.write_eof()
-    return stream
-
-
-@asynccontextmanager
-async def listening(listener: socket.socket, adapter: Adapter) -> AsyncGenerator[None, None]:
-    """Serve HTTP on a bound socket, which is closed at the end."""
-    server = web.Server(
-        adapter,
-        handler_cancellation=True,
-        tcp_keepalive=True,
-        keepalive_timeout=KEEPALIVE_TIMEOUT_SECONDS,
-        access_log=None,
-    )
-    runner = web.ServerRunner(server, shutdown_timeout=SHUTDOWN_SECONDS)
-    try:
-        await runner.setup()
-        await web.SockSite(runner, listener, backlog=4096).start()
-        yield
-    finally:
-        await runner.cleanup()
-        listener.close()
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A TCP socket bound to an address. Raises ConfigError saying what is in the way."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-    except OSError as exc:
-        listener.close()
-        raise ConfigError(f"cannot listen on {host}:{port}: {exc.strerror or exc}") from exc
-    return listener
-
-
-def url_of(listener: socket.socket) -> str:
-    name: tuple[str, int] = listener.getsockname()[:2]
-    host, port = name
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host) or host
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +97,7 @@ async def serving(
         control_plane = ControlPlane(
             service, keys, agent_url=url_of(agent), backends=workers, detach=point.detach
         )
-        adapter = Adapter(control_plane.handle, control_plane.refusal, config.max_body_bytes)
+        adapter = Adapter(control_plane.handle, control_plane.refusal, Bounds.of(config))
         await stack.enter_async_context(listening(control, adapter))
         adapter = _agent_adapter(AgentPlane(service), config)
         await stack.enter_async_context(listening(agent, adapter))
@@ -231,7 +105,7 @@ async def serving(
 
 
 def _agent_adapter(plane: AgentPlane, config: ServiceConfig) -> Adapter:
-    return Adapter(plane.handle, plane.refusal, config.max_body_bytes)
+    return Adapter(plane.handle, plane.refusal, Bounds.of(config))
 
 
 def run(

@@ -18,13 +18,11 @@ from msgspec import Raw
 
 from rock.errors import (
     BadRequest,
-    ContextLengthExceeded,
     JournalError,
     QueueFull,
-    RockError,
     SessionClosed,
 )
-from rock.modelservice import export, records, wire
+from rock.modelservice import export, limits, records, wire
 from rock.modelservice.answer import Answer, AnswerChoice
 from rock.modelservice.calls import Asked, Call, Conversation, pins_set
 from rock.modelservice.engine import Engine
@@ -33,6 +31,7 @@ from rock.modelservice.sessions import Session, key_hash, new_id, new_key
 from rock.modelservice.settings import ServiceConfig
 from rock.modelservice.states import State
 from rock.modelservice.trainer import TrainerSide
+from rock.modelservice.underway import UnderwaySide
 from rock.types import Clock, SessionId, SessionKey
 
 __all__ = [
@@ -74,15 +73,16 @@ class Incoming:
     """What the call is for if it is no step of the task (`auxiliary.classify`)."""
 
 
-class ModelService(TrainerSide, RolloutSide):
+class ModelService(TrainerSide, UnderwaySide, RolloutSide):
     """The service. Make it with `open`; one per state directory.
 
-    Sessions, agents and export are here; what workers call is in `TrainerSide`, groups in
-    `RolloutSide`.
+    Sessions, agents and export are here; what workers call is in `TrainerSide` and
+    `UnderwaySide`, groups in `RolloutSide`.
     """
 
     def __init__(self, engine: Engine) -> None:
         TrainerSide.__init__(self, engine)
+        UnderwaySide.__init__(self, engine)
         RolloutSide.__init__(self, engine)
 
     @property
@@ -93,6 +93,11 @@ class ModelService(TrainerSide, RolloutSide):
     def error(self) -> JournalError | None:
         """Why the service can do no more; None while all is well."""
         return self._engine.journal.error
+
+    @property
+    def connections(self) -> int:
+        """Connections of agents that wait for an answer."""
+        return self._engine.connections
 
     @classmethod
     @asynccontextmanager
@@ -171,6 +176,9 @@ class ModelService(TrainerSide, RolloutSide):
             failed=counts[State.FAILED],
             cancelled=counts[State.CANCELLED],
             close_reason=session.close_reason,
+            limit=session.limit,
+            prompt_tokens=session.prompt_tokens,
+            completion_tokens=session.completion_tokens,
             last_call_age_seconds=age,
         )
 
@@ -195,10 +203,12 @@ class ModelService(TrainerSide, RolloutSide):
         _check_open(session)
         request = incoming.request
         _check_request(request)
+        _check_text(incoming)
         conversation = self._book.conversation(session.id)
         asked = conversation.look_up(incoming.dialect, request)
         call = conversation.find_retried(asked, incoming.idempotency_key, incoming.retry_count)
         if call is not None:
+            self._admit_connection()
             self._engine.attach(call)
             durable = self._engine.journal.barrier()
         else:
@@ -223,17 +233,24 @@ class ModelService(TrainerSide, RolloutSide):
 
     def _admit(self, session: Session) -> None:
         """Raises what says that one more call is too many."""
-        limits, totals = session.spec.limits, session.totals
-        if limits.max_calls is not None and session.calls >= limits.max_calls:
+        reached = limits.used_up(session)
+        if reached is not None:
             # Calls in flight go on; the session takes no more.
-            self._engine.close_session(session, "limit", cancel=False)
-            raise _limit_reached(session)
-        if limits.max_parked is not None and session.parked >= limits.max_parked:
+            self._engine.close_session(session, "limit", cancel=False, limit=reached)
+            raise limits.refusal(session)
+        most = session.spec.limits.max_parked
+        if most is not None and session.parked >= most:
             raise QueueFull(f"this session has {session.parked} calls waiting, its limit")
+        totals = session.totals
+        self._admit_connection()
         self._queue.admit(coming=totals[State.QUEUED] - self._queue.queued)
         parked = totals[State.QUEUED] + totals[State.LEASED]
         if parked >= self.config.max_parked:
             raise QueueFull(f"{parked} calls wait for an answer already")
+
+    def _admit_connection(self) -> None:
+        if self.connections >= self.config.max_parked:
+            raise QueueFull(f"{self.connections} connections wait for an answer already")
 
     def _new_call(
         self, session: Session, conversation: Conversation, incoming: Incoming, asked: Asked
@@ -241,7 +258,7 @@ class ModelService(TrainerSide, RolloutSide):
         if (error := self._engine.journal.error) is not None:
             raise error
         extension = conversation.graph.extend(asked.located)
-        pins = pins_set(session.spec.pins)
+        pins = _overrides(session, incoming.request)
         record = records.CallQueued(
             call=self._book.next_call_id(session),
             dialect=incoming.dialect,
@@ -269,18 +286,30 @@ class ModelService(TrainerSide, RolloutSide):
 
 def _check_open(session: Session) -> None:
     if session.close_reason == "limit":
-        raise _limit_reached(session)
+        raise limits.refusal(session)
     if session.close_reason is not None:
         raise SessionClosed(f"this session is closed: {session.close_reason}")
 
 
-def _limit_reached(session: Session) -> RockError:
-    # Agents know this error and stop cleanly on it; the session records the true reason.
-    calls = session.spec.limits.max_calls
-    return ContextLengthExceeded(
-        f"This model's maximum context length is used up: the session's limit of {calls} calls is "
-        "reached."
-    )
+def _overrides(session: Session, request: wire.CanonicalRequest) -> dict[str, object]:
+    """What the session's pins and budget put in place of the agent's values."""
+    pins = pins_set(session.spec.pins)
+    room = limits.completion_room(session, request.n)
+    if room is not None:
+        asked = session.spec.pins.max_tokens or request.max_tokens
+        if asked is None or asked > room:
+            pins["max_tokens"] = room
+    return pins
+
+
+def _check_text(incoming: Incoming) -> None:
+    """What becomes part of a record besides the body: the graph is changed before that is written."""
+    for name, text in (("Idempotency-Key", incoming.idempotency_key), ("kind", incoming.kind)):
+        if text is not None and not text.isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError as exc:
+                raise BadRequest(f"{name}: not valid Unicode", param=name) from exc
 
 
 def _check_request(request: wire.CanonicalRequest) -> None:

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from rock.errors import NotFound, Unauthorized
 from rock.modelservice.states import State
-from rock.modelservice.wire import CloseReason, SessionSpec
-from rock.types import Labels, PolicyVersion, SessionId, SessionKey
+from rock.modelservice.wire import CloseReason, LimitName, SessionSpec, Usage
+from rock.types import Labels, PolicyVersion, SessionId, SessionKey, WorkerId
 
 
 def new_key() -> SessionKey:
@@ -36,13 +36,17 @@ class Session:
         "arrival",
         "calls",
         "close_reason",
+        "completion_tokens",
         "counts",
         "first_sampled_version",
         "id",
         "last_call_at",
+        "limit",
         "opened_at",
+        "prompt_tokens",
         "spec",
         "totals",
+        "worker",
     )
 
     def __init__(
@@ -61,6 +65,13 @@ class Session:
         self.opened_at = now
         self.last_call_at: float | None = None
         self.close_reason: CloseReason | None = None
+        self.limit: LimitName | None = None
+        """Which limit closed it, if one did."""
+        self.prompt_tokens = 0
+        self.completion_tokens = 0
+        """Both over all answers that said how many they had."""
+        self.worker: WorkerId | None = None
+        """Who was handed a call of this session last, and so has its prefix."""
         self.calls = 0
         """Calls ever made; retries that re-attached do not count."""
         self.counts: dict[State, int] = dict.fromkeys(State, 0)
@@ -86,6 +97,11 @@ class Session:
             return 0
 
     @property
+    def active_at(self) -> float:
+        """When its agent was last heard of."""
+        return self.opened_at if self.last_call_at is None else self.last_call_at
+
+    @property
     def parked(self) -> int:
         return self.counts[State.QUEUED] + self.counts[State.LEASED]
 
@@ -95,6 +111,12 @@ class Session:
             if before is not None:
                 counts[before] -= 1
             counts[after] += 1
+
+    def use(self, usage: Usage | None) -> None:
+        """An answer came; one that does not say what it used counts as nothing."""
+        if usage is not None:
+            self.prompt_tokens += usage.prompt_tokens
+            self.completion_tokens += usage.completion_tokens
 
     def stale_at(self, version: PolicyVersion | None, bound: int | None) -> bool:
         """Whether a worker with `version` is too far ahead of the session's first sampled tokens."""
@@ -140,8 +162,9 @@ class Sessions:
             raise Unauthorized("this key opens no session of this service")
         return session
 
-    def close(self, session: Session, reason: CloseReason) -> None:
+    def close(self, session: Session, reason: CloseReason, limit: LimitName | None = None) -> None:
         """The first reason stands."""
         if session.close_reason is None:
             session.close_reason = reason
+            session.limit = limit
             self.open_count -= 1

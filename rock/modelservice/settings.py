@@ -20,6 +20,12 @@ class ServiceConfig(Strict):
         description="Journal, keys and sockets; made with mode 0700 if missing."
     )
     agent_host: str = "127.0.0.1"
+    public_agent_url: str | None = Field(
+        None,
+        description="Base of session URLs where agents reach the service by another address than "
+        "it listens on (`0.0.0.0`, a proxy, a host name): `http://gateway.example:8000`.",
+        pattern=r"^https?://[^\s/?#]+(/[^\s?#]*)?$",
+    )
     agent_port: int = Field(0, ge=0, le=65535, description="0 picks a free port.")
     control_host: str = "127.0.0.1"
     control_port: int = Field(0, ge=0, le=65535, description="0 picks a free port.")
@@ -27,11 +33,24 @@ class ServiceConfig(Strict):
     max_queued: int = Field(20_000, ge=1, description="Calls waiting for a worker; over it, 429.")
     max_parked: int = Field(20_000, ge=1, description="Calls waiting for an answer; over it, 429.")
     max_body_bytes: int = Field(64 * 1024 * 1024, ge=1024)
+    body_seconds: float = Field(
+        60.0, gt=0, description="A request's body must have arrived after this; else 408."
+    )
+    peer_timeout_seconds: float = Field(
+        60.0,
+        ge=1,
+        description="A peer that acknowledges or takes no data for this long is gone.",
+    )
     max_deliveries: int = Field(
         5, ge=1, description="Hand-outs of one call that may be lost before the call fails."
     )
     max_lease_seconds: float = Field(3600.0, gt=0, description="Longer leases are cut to this.")
     max_wait_seconds: float = Field(60.0, gt=0, description="Longer long-polls are cut to this.")
+    session_idle_seconds: float = Field(
+        86_400.0,
+        gt=0,
+        description="A session without calls for this long is closed as `expired`.",
+    )
     call_deadline_seconds: float = Field(
         3600.0,
         gt=0,

@@ -55,6 +55,8 @@ TRANSITIONS: Mapping[tuple[State, Event], State] = MappingProxyType(
         (State.LEASED, Event.RELEASE): State.QUEUED,
         # A worker says so, or the call was handed out too often.
         (State.LEASED, Event.FAIL): State.FAILED,
+        # A rule refused it, or a limit of its session was reached, before a worker had it.
+        (State.QUEUED, Event.FAIL): State.FAILED,
         (State.QUEUED, Event.DEADLINE): State.FAILED,
         (State.LEASED, Event.DEADLINE): State.FAILED,
         # The agent left, and no retry of it came within the grace.

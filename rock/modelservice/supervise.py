@@ -23,7 +23,8 @@ from rock import process
 from rock.config import inherited_environment
 from rock.errors import ServiceUnavailable
 from rock.modelservice.keys import Keys, read_keys
-from rock.modelservice.server import READY_FILE, Ready, bind, read_ready
+from rock.modelservice.listening import bind
+from rock.modelservice.server import READY_FILE, Ready, read_ready
 from rock.modelservice.settings import ServiceConfig
 
 LOG_FILE = "service.log"

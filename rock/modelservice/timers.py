@@ -16,6 +16,10 @@ class Timers:
     def __len__(self) -> int:
         return len(self._moments)
 
+    def moment(self, name: str) -> float | None:
+        """When a name is due; None if it is not known."""
+        return self._moments.get(name)
+
     def set(self, name: str, moment: float) -> None:
         self._moments[name] = moment
         heapq.heappush(self._heap, (moment, name))

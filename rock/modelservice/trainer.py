@@ -7,15 +7,18 @@ import time
 
 import msgspec
 
-from rock.errors import LeaseLost, NotFound
+from rock.errors import BadRequest, CallFailed, LeaseLost
 from rock.modelservice import completions, records, tokens, wire
 from rock.modelservice.answer import Answer
 from rock.modelservice.batches import check_claim, check_positive, each, tried
 from rock.modelservice.calls import Call, failure
 from rock.modelservice.engine import TRAINER_BACKEND, Engine
 from rock.modelservice.queue import Held, Ticket
-from rock.modelservice.states import OPEN, Event, State
-from rock.types import CallId, LeaseId, PolicyVersion, WorkerId
+from rock.modelservice.states import Event, State
+from rock.types import LeaseId, PolicyVersion, WorkerId
+
+CANNOT_CONTINUE = "cannot_continue"
+"""What a worker says that cannot begin with `Lease.prefix`."""
 
 
 class TrainerSide:
@@ -40,7 +43,7 @@ class TrainerSide:
         leases = self._claim_now(request, backend)
         end = time.monotonic() + min(request.wait_seconds, self._engine.config.max_wait_seconds)
         while not leases and (left := end - time.monotonic()) > 0:
-            if not await bell.wait(left) or self._engine.stopping:
+            if not await bell.wait(left, name=request.worker_id) or self._engine.stopping:
                 break
             leases = self._claim_now(request, backend)
         state = self._book.policy.state if backend == TRAINER_BACKEND else "running"
@@ -70,7 +73,10 @@ class TrainerSide:
 
     def _fresh(self, ticket: Ticket, version: PolicyVersion | None) -> bool:
         session = self._book.sessions.get(ticket.session_id)
-        if session.stale_at(version, self._engine.config.max_staleness):
+        bound = session.spec.limits.max_staleness
+        if bound is None:
+            bound = self._engine.config.max_staleness
+        if session.stale_at(version, bound):
             self._engine.close_session(session, "stale")
             return False
         return True
@@ -103,6 +109,7 @@ class TrainerSide:
             request=request or conversation.request_of(call),
             parent=parent,
             omitted=omitted,
+            prefix=None if call.said is None else call.said.prefix(),
             labels=dict(call.session.labels),
             kind=call.kind,
         )
@@ -119,7 +126,7 @@ class TrainerSide:
 
     def _complete_one(self, completion: wire.Completion) -> str | None:
         prepared = completions.prepare(completion)
-        call = self._call_of(completion.lease_id)
+        call = self._book.call_of_lease(completion.lease_id)
         if call.answered_lease == completion.lease_id:
             if call.fingerprint == prepared.fingerprint and isinstance(call.stored, Answer):
                 return call.stored.untrainable
@@ -129,17 +136,35 @@ class TrainerSide:
         version = completion.policy_version
         if version is None:
             version = held.policy_version
+        self._check_prefix(call, prepared)
         record = completions.answered(call, wanted, prepared, version)
         self._engine.complete(call, record)
         call.answered_by = held.worker_id
         return record.untrainable
 
+    def _check_prefix(self, call: Call, prepared: completions.Prepared) -> None:
+        """Raises `BadRequest`, and fails the call, if agents have read another beginning."""
+        reason = completions.reason_against_prefix(call, prepared)
+        if reason is None:
+            return
+        if not call.shown:
+            self._engine.drop_spans(call)
+            return
+        message = f"the answer cannot be finished: {reason}"
+        self._engine.end(call, Event.FAIL, CallFailed(message))
+        raise BadRequest(f"the completion was refused and the call failed: {reason}")
+
     async def fail(self, request: wire.FailRequest) -> wire.BatchReply:
         """End calls without an answer; the agent sees the error that `code` names."""
 
         def fail_one(item: wire.Failure) -> None:
-            call = self._call_of(item.lease_id)
-            self._queue.held(LeaseId(item.lease_id))
+            call = self._book.call_of_lease(item.lease_id)
+            held = self._queue.held(LeaseId(item.lease_id))
+            if item.code == CANNOT_CONTINUE and call.said is not None and not call.shown:
+                # Nobody has read it yet, so the next worker may begin afresh.
+                self._engine.drop_spans(call)
+                self._engine.give_back(held)
+                return
             self._engine.end(call, Event.FAIL, failure(item.code, item.message))
 
         results = [
@@ -154,7 +179,7 @@ class TrainerSide:
         seconds = min(request.lease_seconds, self._engine.config.max_lease_seconds)
 
         def renew_one(lease_id: str) -> None:
-            self._call_of(lease_id)
+            self._book.call_of_lease(lease_id)
             self._queue.renew(LeaseId(lease_id), now=self._engine.clock(), lease_seconds=seconds)
 
         return each(request.lease_ids, renew_one)
@@ -163,25 +188,18 @@ class TrainerSide:
         """Give leases back: their calls are handed out again, before all others."""
 
         def release_one(lease_id: str) -> None:
-            self._call_of(lease_id)
+            self._book.call_of_lease(lease_id)
             self._engine.give_back(self._queue.held(LeaseId(lease_id)))
 
         return each(request.lease_ids, release_one)
 
-    def _call_of(self, lease_id: str) -> Call:
-        """The call a lease was on. Raises `NotFound`, and `LeaseLost` if the call has ended."""
-        call = self._book.calls.get(CallId(lease_id.rpartition(".")[0]))
-        if call is None:
-            raise NotFound(f"there is no lease {lease_id!r}")
-        if call.state not in OPEN and call.answered_lease != lease_id:
-            raise LeaseLost(f"call {call.id} is {call.state}; drop the work")
-        return call
-
     async def policy(self, update: wire.PolicyUpdate | None = None) -> wire.PolicyStatus:
         """Read or change policy version and state.
 
-        Pausing stops claims of the trainer's queue. `hold` leaves leases as they are; `drain` also
-        waits (bounded, like a long-poll) until none is left; `requeue` takes them back at once.
+        Pausing stops claims of the trainer's queue. `hold` leaves leases with their workers and lets
+        the leases' clocks stand still until `resume`; `drain` also waits (bounded, like a long-poll)
+        until none is left; `requeue` takes them back at once and tells their workers. Deadlines of
+        calls and sessions run on. State `running` resumes.
         """
         if update is None:
             return self._policy_status()
@@ -194,15 +212,25 @@ class TrainerSide:
             self._book.policy = new
             self._engine.note(new)
         if new.state == "running":
+            self._queue.thaw(TRAINER_BACKEND, now=self._engine.clock())
             self._engine.bells[TRAINER_BACKEND].ring_all()
-        elif update.mode == "requeue":
-            for held in self._queue.leases():
-                if held.ticket.backend == TRAINER_BACKEND:
-                    self._engine.give_back(held)
-        elif update.mode == "drain" and self._trainer_leases():
-            await self._engine.drained.wait(self._engine.config.max_wait_seconds)
+        elif update.state is not None:
+            await self._pause(update.mode)
         await self._engine.journal.barrier()
         return self._policy_status()
+
+    async def _pause(self, mode: wire.PauseMode) -> None:
+        now = self._engine.clock()
+        if mode == "hold":
+            self._queue.freeze(TRAINER_BACKEND, now=now)
+            return
+        self._queue.thaw(TRAINER_BACKEND, now=now)
+        if mode == "requeue":
+            for held in self._queue.leases():
+                if held.ticket.backend == TRAINER_BACKEND:
+                    self._engine.take_back(held)
+        elif self._trainer_leases():
+            await self._engine.drained.wait(self._engine.config.max_wait_seconds)
 
     def _trainer_leases(self) -> int:
         return sum(held.ticket.backend == TRAINER_BACKEND for held in self._queue.leases())

@@ -11,10 +11,10 @@ the sampling distribution, one per token id.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
-from msgspec import Raw, Struct, UnsetType, field
+from msgspec import Meta, Raw, Struct, UnsetType, field
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ ChainClass = Literal["main", "subagent", "compaction", "auxiliary"]
 TRAINED: tuple[ChainClass, ...] = ("main", "subagent")
 """The classes that training takes unless told otherwise."""
 CloseReason = Literal["finished", "revoked", "limit", "stale", "expired"]
+LimitName = Literal["max_calls", "max_prompt_tokens", "max_completion_tokens", "max_wall_seconds"]
+Count = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(gt=0)]
 PauseMode = Literal["hold", "drain", "requeue"]
 PolicyState = Literal["running", "paused"]
 
@@ -87,6 +90,13 @@ class AssistantMessage(Input):
     tool_calls: list[ToolCall] | None = None
 
 
+class VersionSpan(Input):
+    """A run of sampled tokens that the same weights sampled."""
+
+    tokens: int
+    policy_version: int | None = None
+
+
 class Choice(Input):
     """One sampled answer. `token_ids` and `logprobs` (same length) are what was really sampled."""
 
@@ -94,6 +104,8 @@ class Choice(Input):
     finish_reason: FinishReason = "stop"
     token_ids: list[int] | None = None
     logprobs: list[float] | None = None
+    version_spans: list[VersionSpan] | None = None
+    """Which weights sampled which tokens, in order, if not one version sampled all."""
 
 
 class Usage(Input):
@@ -130,6 +142,23 @@ class Parent(Wire):
     """Exact prompt + answer ids of the parent, when the worker that answered it gave them."""
 
 
+class Prefix(Wire):
+    """What earlier deliveries of a call have said: the agent may have read it. The completion must
+    begin with it, in text and in ids. A worker that cannot do that fails the call with the code
+    `cannot_continue`."""
+
+    spans: int
+    """How many partials it came in: the `index` of the next one."""
+    content: str = ""
+    reasoning_content: str = ""
+    token_ids: list[int] | None = None
+    """Null if the spans came without ids."""
+    logprobs: list[float] | None = None
+    version_spans: list[VersionSpan] | None = None
+    prompt_token_ids: list[int] | None = None
+    """The prompt that the ids were sampled after, if the first worker gave it."""
+
+
 class Omitted(Wire):
     """What a delta claim left out: the worker has it, because it answered the parent itself.
 
@@ -158,6 +187,8 @@ class Lease(Wire):
     labels: dict[str, str] = field(default_factory=dict[str, str])
     kind: str | None = None
     """What the call is for if it is no step of the task: `title`, `compaction`, `subagent`, …"""
+    prefix: Prefix | None = None
+    """What the answer must begin with, if an earlier delivery said something."""
     omitted: Omitted | None = None
     """Null in a whole lease."""
 
@@ -227,7 +258,8 @@ class ReleaseRequest(Input):
 class Failure(Input):
     lease_id: str
     code: str = "call_failed"
-    """`context_length_exceeded` becomes the 400 that agents understand."""
+    """`context_length_exceeded` becomes the 400 that agents understand. `cannot_continue`: this
+    worker cannot begin with `Lease.prefix`."""
     message: str = "the worker could not answer"
 
 
@@ -299,7 +331,9 @@ class TrajectoryCall(Wire):
     """As the worker got it: the session's pins applied."""
     choices: list[Choice]
     pinned: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Values of `request` that a pin put in place of the agent's."""
+    """Values of `request` that a pin or a limit put in place of the agent's."""
+    requested: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What the agent had asked for in their place."""
     parent: str | None = None
     branch: str | None = None
     """Why this call does not continue the one before it; null if it does."""
@@ -326,62 +360,38 @@ class Trajectory(Wire):
     rows: list[TokenRow]
     untrainable: dict[str, int] = field(default_factory=dict[str, int])
     """Reason -> number of calls that no row contains."""
-
-
-class GroupEpisode(Input):
-    episode_id: str
-    index: int
-    """Place in the group, 0..size-1; stable under retry and resume."""
-    session_id: str | None
-    outcome: dict[str, Any]
-    """`rock.rollout.outcome.Outcome` as JSON."""
-    reward: float | None
-    rows: list[TokenRow]
-    left_out: dict[str, int] = field(default_factory=dict[str, int])
-    """Reason -> number of rows that the run does not train on."""
-
-
-class Group(Input):
-    """All episodes of one task that belong together. Published once per `group_id`."""
-
-    group_id: str
-    run_id: str
-    task_id: str
-    size: int
-    episodes: list[GroupEpisode]
-
-
-class RolloutClaimRequest(Input):
-    worker_id: str
-    max_groups: int = 1
-    lease_seconds: float = 300.0
-    wait_seconds: float = 20.0
-
-
-class ClaimedGroup(Wire):
-    lease_id: str
-    delivery: int
-    group: Group
-
-
-class RolloutClaimReply(Wire):
-    groups: list[ClaimedGroup]
-
-
-class RolloutAckRequest(Input):
-    lease_ids: list[str]
+    close_reason: CloseReason | None = None
+    limit: LimitName | None = None
+    """Which limit closed the session, if one did."""
+    limits: SessionLimits | None = None
+    pins: Pins | None = None
 
 
 # --- admin API: /admin/v1 -------------------------------------------------------------------
 
 
 class SessionLimits(Input):
-    """Bounds on one session; null is no bound."""
+    """Bounds on one session; null is no bound.
 
-    max_calls: int | None = None
-    max_parked: int | None = None
-    call_deadline_seconds: float | None = None
-    session_deadline_seconds: float | None = None
+    Those whose names are a `LimitName` end the session with reason `limit`: the agent is told that
+    its context is used up, which makes it stop by itself.
+    """
+
+    max_calls: Count | None = None
+    """Calls, repeated ones that re-attached not counted."""
+    max_prompt_tokens: Count | None = None
+    """Prompt tokens of all answers together, as their `usage` has them."""
+    max_completion_tokens: Count | None = None
+    """The same for completion tokens; what is left is also the most that one answer may have."""
+    max_wall_seconds: Seconds | None = None
+    """From the opening of the session on; calls that wait then end with the same error."""
+    max_parked: Count | None = None
+    """Calls waiting at the same time; one more is told to come back (429)."""
+    call_deadline_seconds: Seconds | None = None
+    session_deadline_seconds: Seconds | None = None
+    """The session is closed as `expired` after this; its agent hears `session_closed`."""
+    max_staleness: Count | None = None
+    """Null takes the service's."""
 
 
 class Pins(Input):
@@ -426,18 +436,11 @@ class SessionInfo(Wire):
     failed: int
     cancelled: int
     close_reason: str | None = None
+    limit: LimitName | None = None
+    """Which limit closed the session, if one did."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
     last_call_age_seconds: float | None = None
-
-
-class PublishReply(Wire):
-    accepted: bool
-    """False when this group id was published before; the first one stands."""
-
-
-class GroupStatus(Wire):
-    group_id: str
-    state: Literal["pending", "leased", "acknowledged"]
-    delivery: int
 
 
 class Health(Wire):

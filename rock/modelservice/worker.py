@@ -5,8 +5,10 @@
 
 Promises: a lease is renewed for as long as its policy call runs; what the policy raises fails its
 calls with the message; a lease that was lost meanwhile (expired, cancelled, its agent gone) is
-dropped, and the policy call is cancelled once all its leases are; on stop or cancellation what is
-held goes back to the queue. The built-in policies run in the service through this same loop.
+dropped, and the policy call is cancelled once all its leases are, within milliseconds where the
+service says so (`cancelled`); on stop or cancellation what is held goes back to the queue. A policy
+that streams is served by `serve_streaming`. The built-in policies run in the service through this
+same loop.
 """
 
 from __future__ import annotations
@@ -17,13 +19,16 @@ import os
 import signal
 import threading
 import uuid
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias, TypeVar
 
-from rock.errors import RockError, UpstreamUnauthorized
+from rock.errors import LeaseLost, RockError, UpstreamUnauthorized
 from rock.modelservice.client import TrainerClient
+from rock.modelservice.speaking import StreamingPolicy, one_by_one
 from rock.modelservice.wire import ClaimReply, Completion, Failure, ItemResult, Lease
+from rock.modelservice.wire_partial import CancelledReply, Partial, PartialReply
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -36,6 +41,11 @@ WAIT_SECONDS = 20.0
 """One long poll."""
 LET_GO_SECONDS = 5.0
 """How long a stopping worker tries to give its leases back."""
+RETRY_SECONDS = 1.0
+"""Between two tries of a watch that failed."""
+CANNOT_CONTINUE = "cannot_continue"
+"""The code for a lease whose answer must begin with a prefix that this policy cannot go on from."""
+EARLY_NOTICES = 1024
 OVER = frozenset({"lease_lost", "not_found"})
 """Item errors that mean somebody else has the call, or nobody wants it any more."""
 
@@ -48,6 +58,14 @@ class Desk(Protocol):
     ) -> ClaimReply: ...
 
     async def complete(self, completions: Sequence[Completion]) -> list[ItemResult]: ...
+
+    async def partial(
+        self, partials: Sequence[Partial], *, worker_id: str | None = None
+    ) -> PartialReply: ...
+
+    async def cancelled(
+        self, worker_id: str, *, after: int, wait_seconds: float
+    ) -> CancelledReply: ...
 
     async def renew(
         self, lease_ids: Sequence[str], *, lease_seconds: float
@@ -69,11 +87,13 @@ async def serve(
     lease_seconds: float = 60.0,
     stop: asyncio.Event | None = None,
     give_up_seconds: float = 300.0,
+    continues: bool = False,
 ) -> None:
     """Answer calls until `stop` is set or the caller is cancelled.
 
     `concurrency` is how many leases are held at once, `batch` how many of them one policy call gets
-    at most. A service that is gone for `give_up_seconds` raises ServiceUnavailable.
+    at most. A service that is gone for `give_up_seconds` raises ServiceUnavailable. Leases with a
+    `prefix` reach the policy only if it `continues` them; they are handed back or failed otherwise.
     """
     async with TrainerClient(url, key, retry_seconds=give_up_seconds) as desk:
         worker = Worker(
@@ -83,6 +103,34 @@ async def serve(
             concurrency=concurrency,
             batch=batch,
             lease_seconds=lease_seconds,
+            continues=continues,
+        )
+        await worker.run(stop or asyncio.Event())
+
+
+async def serve_streaming(
+    policy: StreamingPolicy,
+    *,
+    url: str,
+    key: str,
+    concurrency: int = 64,
+    worker_id: str | None = None,
+    lease_seconds: float = 60.0,
+    stop: asyncio.Event | None = None,
+    give_up_seconds: float = 300.0,
+) -> None:
+    """`serve` for a policy that says its answer span by span: one call of it per lease.
+
+    It must begin with `lease.prefix`, if there is one, and return the whole answer at the end.
+    """
+    async with TrainerClient(url, key, retry_seconds=give_up_seconds) as desk:
+        worker = Worker(
+            one_by_one(policy, desk),
+            desk,
+            worker_id=worker_id,
+            concurrency=concurrency,
+            lease_seconds=lease_seconds,
+            continues=True,
         )
         await worker.run(stop or asyncio.Event())
 
@@ -142,6 +190,7 @@ class Worker:
         concurrency: int = 64,
         batch: int = 1,
         lease_seconds: float = 60.0,
+        continues: bool = False,
     ) -> None:
         if concurrency < 1 or batch < 1:
             raise ValueError(f"concurrency and batch must be at least 1: {concurrency}, {batch}")
@@ -153,18 +202,22 @@ class Worker:
         self._concurrency = concurrency
         self._batch = batch
         self._lease_seconds = lease_seconds
+        self._continues = continues
         self._batches: set[_Batch] = set()
+        self._early: deque[str] = deque(maxlen=EARLY_NOTICES)
+        """Leases that were over before the claim that got them had been read."""
         self._room = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
         renewal = asyncio.ensure_future(self._renew_held())
+        watch = asyncio.ensure_future(self._watch_cancelled())
         stopping = asyncio.create_task(stop.wait())
         try:
             while not stop.is_set():
                 await self._take(stopping)
         finally:
-            renewal.cancel()
-            stopping.cancel()
+            for task in (renewal, watch, stopping):
+                task.cancel()
             await self._let_go()
 
     async def _take(self, stopping: asyncio.Task[Literal[True]]) -> None:
@@ -181,17 +234,39 @@ class Worker:
             wait_seconds=WAIT_SECONDS,
         )
         reply = await _first(claim, stopping)
-        leases = [] if reply is None else reply.leases
+        leases = [] if reply is None else await self._usable(reply.leases)
         for start in range(0, len(leases), self._batch):
             mine = leases[start : start + self._batch]
             batch = _Batch({lease.lease_id: lease for lease in mine})
             self._batches.add(batch)
             batch.task = asyncio.ensure_future(self._work(batch))
 
+    async def _usable(self, leases: list[Lease]) -> list[Lease]:
+        """The leases that the policy can answer and somebody still wants."""
+        leases = [lease for lease in leases if lease.lease_id not in self._early]
+        if self._continues or not any(lease.prefix for lease in leases):
+            return leases
+        failures = [
+            Failure(
+                lease_id=lease.lease_id,
+                code=CANNOT_CONTINUE,
+                message="the worker cannot go on from what another one has streamed",
+            )
+            for lease in leases
+            if lease.prefix is not None
+        ]
+        try:
+            await self._desk.fail(failures)
+        except RockError as exc:
+            log.warning("could not hand back %d leases: %s", len(failures), exc.message)
+        return [lease for lease in leases if lease.prefix is None]
+
     async def _work(self, batch: _Batch) -> None:
         try:
             completions = await self._policy(list(batch.leases.values()))
             await self._complete(batch, completions)
+        except LeaseLost as exc:
+            log.info("a policy stopped: %s", exc.message)
         except Exception as exc:  # noqa: BLE001 - a policy may raise anything; its calls must end
             await self._fail(batch, exc)
         finally:
@@ -223,6 +298,8 @@ class Worker:
             self.refused = exc.message
         code = exc.code if isinstance(exc, RockError) else "call_failed"
         message = exc.message if isinstance(exc, RockError) else f"{type(exc).__name__}: {exc}"
+        # A message may quote a file name or an output that is no Unicode; it must get there anyway.
+        message = message.encode("utf-8", "backslashreplace").decode()
         log.warning("policy failed %d calls: %s", len(batch.leases), message)
         failures = [
             Failure(lease_id=lease_id, code=code, message=message) for lease_id in batch.leases
@@ -247,6 +324,26 @@ class Worker:
             for result in results:
                 if result.error is not None:
                     self._drop(owners[result.lease_id], result.lease_id)
+
+    async def _watch_cancelled(self) -> None:
+        """Stop work that nobody wants any more, as soon as the service says so."""
+        cursor = 0
+        while True:
+            try:
+                reply = await self._desk.cancelled(
+                    self.worker_id, after=cursor, wait_seconds=WAIT_SECONDS
+                )
+            except RockError as exc:  # renewals say the same, later
+                log.warning("cannot hear of cancelled leases: %s", exc.message)
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            cursor = reply.cursor
+            owners = {lease_id: batch for batch in self._batches for lease_id in batch.leases}
+            for lease_id in reply.lease_ids:
+                if lease_id in owners:
+                    self._drop(owners[lease_id], lease_id)
+                else:
+                    self._early.append(lease_id)
 
     def _drop(self, batch: _Batch, lease_id: str) -> None:
         batch.leases.pop(lease_id, None)

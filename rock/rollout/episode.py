@@ -254,6 +254,9 @@ class _Attempt:
             labels=self.plan.labels(),
             limits=wire.SessionLimits(
                 max_calls=run.limits.max_calls,
+                max_prompt_tokens=run.limits.max_prompt_tokens,
+                max_completion_tokens=run.limits.max_completion_tokens,
+                max_wall_seconds=run.limits.max_wall_seconds,
                 call_deadline_seconds=run.limits.call_deadline_seconds,
                 session_deadline_seconds=agent_seconds + run.limits.setup_seconds + SLACK_SECONDS,
             ),
@@ -261,6 +264,7 @@ class _Attempt:
                 temperature=sampling.temperature,
                 top_p=sampling.top_p,
                 max_tokens=sampling.max_tokens,
+                stop=sampling.stop,
                 seed=None if run.seed is None else _episode_seed(run.seed, self.plan),
             ),
             backend=self.tools.backend,

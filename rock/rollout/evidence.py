@@ -23,6 +23,7 @@ from rock.errors import (
     CommandNotFound,
     ConfigError,
     ContextLengthExceeded,
+    Forbidden,
     ModelServiceError,
     SandboxDied,
     SandboxError,
@@ -54,6 +55,8 @@ class SessionSeen:
 
     close_reason: str | None
     calls: Sequence[CallSeen]
+    limit: str | None = None
+    """Which limit closed it, if one did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +72,17 @@ GIVEN_UP_CODES = frozenset({SessionClosed.code, CallFailed.code})
 """How a call ends on which the agent, or the end of its session, gave up."""
 LOST_STATES = frozenset({"answered", "undelivered"})
 """There was an answer, but not all of it was written to the agent's connection."""
-POLICY_CODES = frozenset({ContextLengthExceeded.code, SessionClosed.code, BadRequest.code})
-"""Failures that the agent or its limits brought about."""
+POLICY_CODES = frozenset(
+    {ContextLengthExceeded.code, SessionClosed.code, BadRequest.code, Forbidden.code}
+)
+"""Failures that the agent, its limits or a rule of the operator's brought about."""
+
+LIMITS: Mapping[str, OutcomeClass] = {
+    "max_calls": OutcomeClass.TURN_LIMIT,
+    "max_prompt_tokens": OutcomeClass.TOKEN_LIMIT,
+    "max_completion_tokens": OutcomeClass.TOKEN_LIMIT,
+    "max_wall_seconds": OutcomeClass.TIME_LIMIT,
+}
 
 _BY_STATUS = {
     ExecStatus.SIGNALED: OutcomeClass.AGENT_SIGNALED,
@@ -126,7 +138,11 @@ def _waited_in_vain(call: CallSeen) -> bool:
 
 def _judge_limits(end: ExecResult, session: SessionSeen, requires_model: bool) -> Verdict | None:
     if session.close_reason == "limit":
-        return Verdict(cls=OutcomeClass.TURN_LIMIT, detail="the session's limit was reached")
+        name = session.limit or "max_calls"
+        return Verdict(
+            cls=LIMITS.get(name, OutcomeClass.TURN_LIMIT),
+            detail=f"the session's limit was reached: {name}",
+        )
     if session.calls and session.calls[-1].code == ContextLengthExceeded.code:
         return Verdict(cls=OutcomeClass.CONTEXT_LIMIT, detail="the last prompt did not fit")
     if requires_model and not session.calls:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from rock.errors import LedgerError, NotFound
-from rock.modelservice import wire
+from rock.modelservice import wire_groups
 from rock.modelservice.client import AdminClient
 from rock.rollout.events import GroupAcknowledged, GroupDone, OnEvent
 from rock.rollout.ledger import GroupConsumed, GroupPublished, GroupState
@@ -90,10 +90,10 @@ class Publisher:
         return waiting
 
 
-def assemble(directory: RunDir, group: GroupState) -> wire.Group:
+def assemble(directory: RunDir, group: GroupState) -> wire_groups.Group:
     """The group from its episodes' records and trajectories. Rows come only with what counts."""
     plan = group.plan
-    return wire.Group(
+    return wire_groups.Group(
         group_id=plan.group_id,
         run_id=directory.run_id,
         task_id=plan.task_id,
@@ -122,10 +122,10 @@ def final_record(directory: RunDir, group: GroupState, index: int) -> Record:
     return record
 
 
-def _episode(directory: RunDir, record: Record) -> wire.GroupEpisode:
+def _episode(directory: RunDir, record: Record) -> wire_groups.GroupEpisode:
     outcome = record.outcome
     folder = directory.attempt_folder(plan_of(record))
-    return wire.GroupEpisode(
+    return wire_groups.GroupEpisode(
         episode_id=record.episode_id,
         index=record.index,
         session_id=record.session_id,

@@ -52,6 +52,8 @@ class OutcomeClass(enum.StrEnum):
     AGENT_OUTPUT_LIMIT = "agent_output_limit"
     OOM = "oom"
     TURN_LIMIT = "turn_limit"
+    TOKEN_LIMIT = "token_limit"
+    TIME_LIMIT = "time_limit"
     CONTEXT_LIMIT = "context_limit"
     SANDBOX_CREATE_FAILED = "sandbox_create_failed"
     SANDBOX_DIED = "sandbox_died"
@@ -110,6 +112,8 @@ TABLE: Mapping[OutcomeClass, Flags] = {
     OutcomeClass.AGENT_OUTPUT_LIMIT: _counts("the agent printed more than the output limit"),
     OutcomeClass.OOM: _counts("the agent ran out of the sandbox's memory"),
     OutcomeClass.TURN_LIMIT: _counts("the agent asked for more calls than the limit allows"),
+    OutcomeClass.TOKEN_LIMIT: _counts("the agent used up the tokens that its session may have"),
+    OutcomeClass.TIME_LIMIT: _counts("the time that its session may last was over"),
     OutcomeClass.CONTEXT_LIMIT: _counts("the agent's prompt did not fit the model's context"),
     OutcomeClass.SANDBOX_CREATE_FAILED: _infra("no sandbox could be made"),
     OutcomeClass.SANDBOX_DIED: _infra("the sandbox went away or stopped answering"),

@@ -20,6 +20,7 @@ from rock.rollout.tasks.files import read_yaml
 from rock.sandbox.base import Limits, Mount
 
 Count = Annotated[int, Field(ge=1, le=100_000)]
+Tokens = Annotated[int, Field(ge=1)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
@@ -82,6 +83,15 @@ class LimitsConfig(Strict):
     max_calls: Count | None = Field(
         default=None, description="Calls to the model that one episode may make."
     )
+    max_prompt_tokens: Tokens | None = Field(
+        default=None, description="Prompt tokens of all calls of one episode together."
+    )
+    max_completion_tokens: Tokens | None = Field(
+        default=None, description="The same for completion tokens."
+    )
+    max_wall_seconds: Seconds | None = Field(
+        default=None, description="How long an episode's session may last; then the model is gone."
+    )
     call_deadline_seconds: Seconds | None = Field(
         default=None, description="How long one call may wait for its answer."
     )
@@ -99,6 +109,7 @@ class SamplingConfig(Strict):
         default=None, description="Nucleus sampling bound."
     )
     max_tokens: Count | None = Field(default=None, description="Tokens per answer.")
+    stop: list[str] | None = Field(default=None, description="Texts that end an answer.")
 
 
 class InfraConfig(Strict):

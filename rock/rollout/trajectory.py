@@ -43,7 +43,9 @@ async def export(
     await asyncio.to_thread(_store, folder, trajectory)
     return Exported(
         session=SessionSeen(
-            close_reason=close_reason, calls=[call_seen(call) for call in trajectory.calls]
+            close_reason=close_reason,
+            calls=[call_seen(call) for call in trajectory.calls],
+            limit=trajectory.limit,
         ),
         usage=usage_of(trajectory),
         untrainable=trajectory.untrainable,
@@ -61,7 +63,11 @@ def call_seen(call: wire.TrajectoryCall) -> CallSeen:
         digest.update(bytes(message))
         digest.update(b"\0")
     return CallSeen(
-        state=call.state, digest=digest.hexdigest(), error=call.error, code=call.error_code
+        state=call.state,
+        digest=digest.hexdigest(),
+        error=call.error,
+        code=call.error_code,
+        cut_off=call.cut_off,
     )
 
 

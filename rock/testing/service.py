@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from rock.errors import RockError
+from rock.modelservice.listening import Adapter, Bounds, bind, listening, url_of
 from rock.modelservice.plane import Reply, Request
-from rock.modelservice.server import Adapter, Running, bind, listening, serving, url_of
+from rock.modelservice.server import Running, serving
 from rock.modelservice.settings import ServiceConfig
 from rock.modelservice.worker import Policy
 
-MAX_BODY_BYTES = 1 << 20
+BOUNDS = Bounds(max_body_bytes=1 << 20)
 
 
 @asynccontextmanager
@@ -60,7 +61,7 @@ async def fake_openai_server(script: Sequence[FakeAnswer]) -> AsyncGenerator[Fak
     """Replies in the script's order; the last one is repeated."""
     listener = bind("127.0.0.1", 0)
     fake = FakeOpenAI(f"{url_of(listener)}/v1", list(script))
-    async with listening(listener, Adapter(fake.handle, _refusal, MAX_BODY_BYTES)):
+    async with listening(listener, Adapter(fake.handle, _refusal, BOUNDS)):
         yield fake
 
 

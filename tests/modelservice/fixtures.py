@@ -78,9 +78,8 @@ async def open_session(service: ModelService, **spec: Any) -> Session:
 
 async def claim(service: ModelService, count: int = 1, **fields: Any) -> list[wire.Lease]:
     """What can be claimed now, without waiting."""
-    request = wire.ClaimRequest(
-        worker_id="w", max_leases=count, wait_seconds=0.0, **{"policy_version": 1, **fields}
-    )
+    fields = {"policy_version": 1, **fields}
+    request = wire.ClaimRequest(worker_id="w", max_leases=count, wait_seconds=0.0, **fields)
     return (await service.claim(request)).leases
 
 

@@ -12,7 +12,8 @@ import pytest
 
 from rock.errors import ContextLengthExceeded, UpstreamUnauthorized
 from rock.modelservice.attach import Attachment
-from rock.modelservice.server import Running, bind, url_of
+from rock.modelservice.listening import bind, url_of
+from rock.modelservice.server import Running
 from rock.modelservice.sse import Decoder
 from rock.modelservice.wire import AssistantMessage, Pins, SessionLimits, SessionSpec
 from rock.testing import ScriptedPolicy, tool_call

@@ -12,8 +12,8 @@ import pytest
 
 from rock.errors import BadRequest, NotFound, RockError, ServiceUnavailable
 from rock.modelservice.attach import Attachment, AttachPoint, reachable
+from rock.modelservice.listening import Adapter, Bounds, bind, listening, url_of
 from rock.modelservice.plane import Reply, Request
-from rock.modelservice.server import Adapter, bind, listening, url_of
 
 
 @asynccontextmanager
@@ -29,7 +29,7 @@ async def say_session(listener: socket.socket, session_id: str) -> AsyncGenerato
     def refuse(exc: RockError) -> Reply:
         return Reply(exc.status, exc.message.encode())
 
-    async with listening(listener, Adapter(handle, refuse, 1000)):
+    async with listening(listener, Adapter(handle, refuse, Bounds(max_body_bytes=1000))):
         yield
 
 

@@ -15,15 +15,8 @@ from rock.modelservice.control_plane import ControlPlane
 from rock.modelservice.keys import FILE_NAME, ensure_keys
 from rock.modelservice.plane import Request
 from rock.modelservice.server import Running
-from rock.modelservice.wire import (
-    AssistantMessage,
-    Choice,
-    Completion,
-    Failure,
-    Group,
-    GroupEpisode,
-    SessionSpec,
-)
+from rock.modelservice.wire import AssistantMessage, Choice, Completion, Failure, SessionSpec
+from rock.modelservice.wire_groups import Group, GroupEpisode
 from rock.testing import ScriptedPolicy
 from rock.testing.service import running_service
 from tests.modelservice.live import (

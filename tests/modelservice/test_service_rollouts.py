@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 
 from rock.errors import NotFound
-from rock.modelservice import wire
+from rock.modelservice import wire, wire_groups
 from rock.modelservice.service import ModelService
 from rock.testing.clock import FakeClock
 from tests.modelservice.fixtures import running
 
 
-def group(group_id: str, reward: float = 1.0) -> wire.Group:
+def group(group_id: str, reward: float = 1.0) -> wire_groups.Group:
     row = wire.TokenRow("c/0", [1, 2], [0, 1], [0.0, -0.5], [wire.Span(1, 2, "sampled", "c", 1)])
-    episode = wire.GroupEpisode("e", 0, "s", {"class": "solved"}, reward, [row])
-    return wire.Group(group_id, "run", "task", 1, [episode])
+    episode = wire_groups.GroupEpisode("e", 0, "s", {"class": "solved"}, reward, [row])
+    return wire_groups.Group(group_id, "run", "task", 1, [episode])
 
 
-async def take(service: ModelService, wait: float = 0.0) -> list[wire.ClaimedGroup]:
-    request = wire.RolloutClaimRequest(
+async def take(service: ModelService, wait: float = 0.0) -> list[wire_groups.ClaimedGroup]:
+    request = wire_groups.RolloutClaimRequest(
         worker_id="t", max_groups=9, lease_seconds=10.0, wait_seconds=wait
     )
     return (await service.claim_groups(request)).groups
@@ -34,12 +34,12 @@ async def test_a_group_reaches_the_trainer_whole_and_once(tmp_path: Path) -> Non
         (claimed,) = await take(service)
         assert claimed.group == group("g")
         assert await take(service) == []
-        reply = await service.ack_groups(wire.RolloutAckRequest([claimed.lease_id, "nope"]))
+        reply = await service.ack_groups(wire_groups.RolloutAckRequest([claimed.lease_id, "nope"]))
         assert [result.error and result.error.code for result in reply.results] == [
             None,
             "lease_lost",
         ]
-        again = await service.ack_groups(wire.RolloutAckRequest([claimed.lease_id]))
+        again = await service.ack_groups(wire_groups.RolloutAckRequest([claimed.lease_id]))
         assert again.results[0].error is None
         assert service.group_status("g").state == "acknowledged"
         with pytest.raises(NotFound):
@@ -71,7 +71,7 @@ async def test_a_restart_keeps_published_groups_and_forgets_consumed_ones(tmp_pa
         for name in ("consumed", "claimed", "pending"):
             await service.publish_group(group(name))
         consumed = (await take(service))[0]
-        await service.ack_groups(wire.RolloutAckRequest([consumed.lease_id]))
+        await service.ack_groups(wire_groups.RolloutAckRequest([consumed.lease_id]))
     async with running(tmp_path) as service:
         assert [one.group.group_id for one in await take(service)] == ["claimed", "pending"]
         assert service.group_status("consumed").state == "acknowledged"

@@ -18,7 +18,8 @@ from rock.errors import ServiceUnavailable
 from rock.modelservice.attach import Attachment
 from rock.modelservice.client import AdminClient
 from rock.modelservice.keys import read_keys
-from rock.modelservice.server import READY_FILE, Ready, bind, url_of
+from rock.modelservice.listening import bind, url_of
+from rock.modelservice.server import READY_FILE, Ready
 from rock.modelservice.supervise import LOG_FILE, ServiceProcess
 from rock.modelservice.wire import SessionSpec
 from rock.testing import ScriptedPolicy

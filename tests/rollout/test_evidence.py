@@ -116,6 +116,20 @@ def test_a_session_that_reached_its_limit_is_a_turn_limit() -> None:
     assert judged(ended(code=1), call(), close_reason="limit") is OutcomeClass.TURN_LIMIT
 
 
+@pytest.mark.parametrize(
+    ("limit", "cls"),
+    [
+        ("max_prompt_tokens", OutcomeClass.TOKEN_LIMIT),
+        ("max_completion_tokens", OutcomeClass.TOKEN_LIMIT),
+        ("max_wall_seconds", OutcomeClass.TIME_LIMIT),
+    ],
+)
+def test_each_limit_of_a_session_has_its_class(limit: str, cls: OutcomeClass) -> None:
+    over = call("failed", "b", "context_length_exceeded")
+    session = SessionSeen(close_reason="limit", calls=[call(), over], limit=limit)
+    assert judge_agent(ended(code=1), session, requires_model=True).cls is cls
+
+
 def test_a_stale_session_is_stale_before_anything_else() -> None:
     assert judged(ended(code=1), call("failed"), close_reason="stale") is OutcomeClass.STALE
 

@@ -24,6 +24,8 @@ EXPECTED = {
     "agent_output_limit": ("policy", False, True, True),
     "oom": ("policy", False, True, True),
     "turn_limit": ("policy", False, True, True),
+    "token_limit": ("policy", False, True, True),
+    "time_limit": ("policy", False, True, True),
     "context_limit": ("policy", False, True, True),
     "sandbox_create_failed": ("infra", True, False, False),
     "sandbox_died": ("infra", True, False, False),

@@ -8,7 +8,8 @@ import pytest
 from rock.modelservice.client import TrainerClient
 from rock.modelservice.policies.scripted import turn_of
 from rock.modelservice.supervise import ServiceProcess
-from rock.modelservice.wire import Group, Lease
+from rock.modelservice.wire import Lease
+from rock.modelservice.wire_groups import Group
 from rock.rollout.events import AttemptDone, Event, GroupDone, PhaseEntered, RunEnded, RunStarted
 from rock.rollout.outcome import OutcomeClass
 from rock.rollout.record import Record
@@ -207,6 +208,14 @@ async def test_a_session_at_its_limit_ends_as_a_turn_limit(
 ) -> None:
     _, record = await one(tmp_path, service, "go on", limits={"max_calls": 3})
     assert (record.outcome.cls, record.usage.turns) == (OutcomeClass.TURN_LIMIT, 3)
+
+
+async def test_a_session_that_used_up_its_tokens_ends_as_a_token_limit(
+    tmp_path: Path, service: ServiceProcess
+) -> None:
+    _, record = await one(tmp_path, service, "go on", limits={"max_completion_tokens": 3})
+    assert record.outcome.cls is OutcomeClass.TOKEN_LIMIT
+    assert "max_completion_tokens" in record.outcome.detail
 
 
 async def test_the_agent_may_change_the_files_that_the_task_brought(

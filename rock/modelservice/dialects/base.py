@@ -6,8 +6,9 @@ line in the registry. Life of one request:
     parse(body, headers, history)      the canonical request, and a Renderer that remembers only
         -> Parsed                      what the reply needs (the request itself is let go)
     renderer.reply(answer) -> bytes    for a plain reply, or
-    renderer.stream(call_id)           an encoder for a streamed one: keepalive()*, then answer(),
-                                       or error() if the call ends badly after the first byte
+    renderer.stream(call_id)           an encoder for a streamed one: keepalive() and delta() as it
+                                       comes, then answer(), or error() if the call ends badly
+                                       after the first byte
     error(exc) -> ErrorReply           when the status is still free
 """
 
@@ -19,6 +20,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from rock.config import kind_of
 from rock.errors import BadRequest, RockError
@@ -60,11 +62,39 @@ class NoHistory:
 NO_HISTORY = NoHistory()
 
 
+class Spoken:
+    """What an encoder has already said of a single-choice answer, so that it says only the rest."""
+
+    def __init__(self) -> None:
+        self._text = 0
+        self._reasoning = 0
+        self.begun = False
+
+    def add(self, text: str, reasoning: str) -> None:
+        self.begun = True
+        self._text += len(text)
+        self._reasoning += len(reasoning)
+
+    def rest(self, message: AssistantMessage) -> AssistantMessage:
+        """The message without what was said; it begins with that."""
+        if not self.begun:
+            return message
+        return replace(
+            message,
+            content=(message.content or "")[self._text :] or None,
+            reasoning_content=(message.reasoning_content or "")[self._reasoning :] or None,
+        )
+
+
 class StreamEncoder(Protocol):
     """Writes one reply as events. Frames are whole; the first may also be a keep-alive."""
 
     def keepalive(self) -> bytes:
         """A data event that says nothing: comments do not reset the timers of several clients."""
+        ...
+
+    def delta(self, text: str, reasoning: str) -> bytes:
+        """More of an answer that is not whole yet; b"" from a dialect that says it at the end."""
         ...
 
     def answer(self, answer: Answer) -> Iterator[bytes]:

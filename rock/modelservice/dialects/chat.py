@@ -25,6 +25,7 @@ from rock.modelservice.dialects.base import (
     History,
     LocalHandler,
     Parsed,
+    Spoken,
     fields_of,
     take,
     wrong,
@@ -221,9 +222,21 @@ class ChatStream:
             "created": int(renderer.now()),
             "model": renderer.model,
         }
+        self._said = Spoken()
 
     def keepalive(self) -> bytes:
         return self._chunk(0, {})
+
+    def delta(self, text: str, reasoning: str) -> bytes:
+        if not text and not reasoning:
+            return b""
+        frames = [] if self._said.begun else [self._chunk(0, {"role": "assistant", "content": ""})]
+        self._said.add(text, reasoning)
+        if reasoning:
+            frames.append(self._chunk(0, {"reasoning_content": reasoning}))
+        if text:
+            frames.append(self._chunk(0, {"content": text}))
+        return b"".join(frames)
 
     def answer(self, answer: Answer) -> Iterator[bytes]:
         self._head.update(self._renderer.prompt(answer))
@@ -239,10 +252,11 @@ class ChatStream:
         return sse.encode(error_body(exc))
 
     def _deltas(self, index: int, choice: AnswerChoice) -> Iterator[bytes]:
-        message = choice.message
-        yield self._chunk(
-            index, {"role": "assistant", "content": None if message.tool_calls else ""}
-        )
+        message = self._said.rest(choice.message)
+        if not self._said.begun:
+            yield self._chunk(
+                index, {"role": "assistant", "content": None if message.tool_calls else ""}
+            )
         if message.reasoning_content:
             yield self._chunk(index, {"reasoning_content": message.reasoning_content})
         if message.content:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from rock.errors import BadRequest, RockError
 from rock.modelservice import sse
@@ -23,6 +24,7 @@ from rock.modelservice.dialects.base import (
     History,
     LocalHandler,
     Parsed,
+    Spoken,
     fields_of,
     take,
     wrong,
@@ -157,12 +159,21 @@ class CompletionsStream:
     def __init__(self, renderer: CompletionsRenderer, call_id: str) -> None:
         self._renderer = renderer
         self._head = renderer.head(call_id)
+        self._said = Spoken()
 
     def keepalive(self) -> bytes:
         return self._chunk([{"index": 0, "text": "", "finish_reason": None, "logprobs": None}])
 
+    def delta(self, text: str, reasoning: str) -> bytes:
+        del reasoning  # this dialect has no place for it
+        if not text:
+            return b""
+        self._said.add(text, "")
+        return self._chunk([{"index": 0, "text": text, "finish_reason": None, "logprobs": None}])
+
     def answer(self, answer: Answer) -> Iterator[bytes]:
-        for index, choice in enumerate(answer.choices):
+        for index, whole in enumerate(answer.choices):
+            choice = replace(whole, message=self._said.rest(whole.message))
             yield self._chunk([self._renderer.choice(index, choice)])
         if self._renderer.include_usage and answer.usage is not None:
             yield self._chunk([], usage=usage_body(answer.usage))

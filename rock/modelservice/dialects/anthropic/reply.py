@@ -57,6 +57,10 @@ class MessagesStream:
     def keepalive(self) -> bytes:
         return PING
 
+    def delta(self, text: str, reasoning: str) -> bytes:
+        del text, reasoning  # its opening event counts the prompt's tokens, known at the end
+        return b""
+
     def answer(self, answer: Answer) -> Iterator[bytes]:
         choice = answer.choices[0]
         usage = usage_body(answer.usage)

@@ -88,6 +88,10 @@ class ResponsesStream:
         """The opening, or a repetition of its second half: that resets every client's timer."""
         return self._opening() or self._event("response.in_progress", response=self._body)
 
+    def delta(self, text: str, reasoning: str) -> bytes:
+        del text, reasoning
+        return b""
+
     def answer(self, answer: Answer) -> Iterator[bytes]:
         yield self._opening()
         items = self._renderer.items(self._call_id, answer.choices[0])

@@ -1,0 +1,52 @@
+"""What one session may use up, and what its agent hears when it has. Rules only.
+
+Counted are calls, and the prompt and completion tokens of answers that say how many they had. A
+budget that is used up closes the session with reason `limit`; the agent gets the error that makes
+real agents stop cleanly, the session records which limit it was.
+"""
+
+from __future__ import annotations
+
+from rock.errors import ContextLengthExceeded
+from rock.modelservice.sessions import Session
+from rock.modelservice.wire import LimitName
+
+_SAID: dict[str, str] = {
+    "max_calls": "{bound} calls",
+    "max_prompt_tokens": "{bound} prompt tokens",
+    "max_completion_tokens": "{bound} completion tokens",
+    "max_wall_seconds": "{bound} seconds",
+}
+
+
+def used_up(session: Session) -> LimitName | None:
+    """The limit that leaves no room for one more call; None if there is room. Time is not looked
+    at: the service closes a session whose time is over."""
+    limits = session.spec.limits
+    used: list[tuple[LimitName, int, int | None]] = [
+        ("max_calls", session.calls, limits.max_calls),
+        ("max_prompt_tokens", session.prompt_tokens, limits.max_prompt_tokens),
+        ("max_completion_tokens", session.completion_tokens, limits.max_completion_tokens),
+    ]
+    return next(
+        (name for name, have, bound in used if bound is not None and have >= bound),
+        None,
+    )
+
+
+def completion_room(session: Session, choices: int) -> int | None:
+    """Tokens that each choice of the next answer may have; None if there is no such limit."""
+    bound = session.spec.limits.max_completion_tokens
+    if bound is None:
+        return None
+    return max(1, (bound - session.completion_tokens) // max(1, choices))
+
+
+def refusal(session: Session) -> ContextLengthExceeded:
+    """What the agent of a session closed by a limit hears."""
+    name = session.limit or "max_calls"
+    bound = getattr(session.spec.limits, name)
+    said = _SAID[name].format(bound=bound)
+    return ContextLengthExceeded(
+        f"This model's maximum context length is used up: the session's limit of {said} is reached."
+    )

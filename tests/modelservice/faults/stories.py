@@ -1,0 +1,139 @@
+"""What a journal says about each call, read without the service's help, and held against the logs.
+
+The reader knows the file's frame and the records' shapes and nothing else of the service; it walks
+every call through the state table by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rock.modelservice import records
+from rock.modelservice.states import ENDED_WITHOUT, Event, State, next_state
+
+PREFIX_BYTES = 18
+
+
+@dataclass
+class Story:
+    """One call as the journal tells it."""
+
+    call: str
+    session: str
+    nonce: str
+    idempotency_key: str | None
+    state: State = State.QUEUED
+    events: list[Event] = field(default_factory=list[Event])
+    answered: records.CallAnswered | None = None
+    reason: str | None = None
+    leases: list[str] = field(default_factory=list[str])
+    follows_unsent: bool = False
+    """When it was asked, an earlier call for the same nonce had no answer sent and no end."""
+
+    def move(self, event: Event) -> None:
+        self.state = next_state(self.state, event)
+        self.events.append(event)
+
+    @property
+    def text(self) -> str | None:
+        return None if self.answered is None else self.answered.choices[0].message.content
+
+
+def payloads(path: Path) -> Iterator[bytes]:
+    """The records of a journal. Raises AssertionError for a damaged one."""
+    content = path.read_bytes()
+    at = 0
+    while at < len(content):
+        length, crc = int(content[at : at + 8], 16), int(content[at + 9 : at + 17], 16)
+        payload = content[at + PREFIX_BYTES : at + PREFIX_BYTES + length]
+        assert zlib.crc32(payload) == crc, f"bad record at byte {at}"
+        at += PREFIX_BYTES + length + 1
+        yield payload
+
+
+class Chronicle:
+    """Every call of a journal."""
+
+    def __init__(self, path: Path) -> None:
+        self.stories: dict[str, Story] = {}
+        self.by_nonce: defaultdict[str, list[Story]] = defaultdict(list)
+        self.boots = 0
+        self._messages: defaultdict[str, _Messages] = defaultdict(_Messages)
+        for number, payload in enumerate(payloads(path)):
+            if number > 0:  # the first is the file's header
+                self._tell(records.decoder.decode(payload))
+
+    def _tell(self, record: records.Record) -> None:
+        match record:
+            case records.Booted():
+                self.boots += 1
+                for story in self.stories.values():
+                    if story.state is State.LEASED:
+                        story.move(Event.RELEASE)
+            case records.CallQueued():
+                self._asked(record)
+            case records.CallLeased():
+                story = self.stories[record.call]
+                if story.state is State.LEASED:
+                    story.move(Event.EXPIRE)  # or released: the next lease is what says so
+                story.move(Event.CLAIM)
+                assert record.lease not in story.leases, f"lease {record.lease} was given twice"
+                story.leases.append(record.lease)
+            case records.CallAnswered():
+                story = self.stories[record.call]
+                assert story.answered is None, f"{story.call} was answered twice"
+                assert record.lease == story.leases[-1], f"{story.call}: answered by an old lease"
+                story.move(Event.COMPLETE)
+                story.answered = record
+            case records.CallFailedRecord():
+                self.stories[record.call].move(record.event)
+                self.stories[record.call].reason = record.message
+            case records.CallMoved():
+                self.stories[record.call].move(record.event)
+            case _:
+                pass
+
+    def _asked(self, record: records.CallQueued) -> None:
+        session = record.call.rpartition(".")[0]
+        messages = self._messages[session]
+        nonce = json.loads(messages.last(record))["content"]
+        earlier = self.by_nonce[nonce]
+        story = Story(record.call, session, nonce, record.idempotency_key)
+        story.follows_unsent = any(
+            Event.SENT not in one.events and one.state not in ENDED_WITHOUT for one in earlier
+        )
+        assert record.call not in self.stories, f"{record.call} was asked twice"
+        self.stories[record.call] = story
+        earlier.append(story)
+
+
+class _Messages:
+    """One session's messages, as the records number them."""
+
+    def __init__(self) -> None:
+        self._blobs: list[bytes] = []
+        self._last: list[int] = [-1]
+        """By node: the number of its message; node 0 is the root."""
+        self._children: dict[tuple[int, int], int] = {}
+
+    def last(self, record: records.CallQueued) -> bytes:
+        """The last message of a request, which is added."""
+        self._blobs.extend(bytes(blob) for blob in record.blobs)
+        node = record.base
+        for number in record.path:
+            child = self._children.setdefault((node, number), len(self._last))
+            if child == len(self._last):
+                self._last.append(number)
+            node = child
+        return self._blobs[self._last[node]]
+
+
+def worker_lines(logs: Iterable[Path]) -> list[dict[str, Any]]:
+    """What all workers wrote."""
+    return [json.loads(line) for log in logs for line in log.read_text().splitlines()]

@@ -1,0 +1,255 @@
+"""A storm: many agents, several workers, and somebody who kills the service and the workers.
+
+    report = await Storm(folder, seed=7, agents=100, workers=2).run(kills=3)
+    assert report.faults == []
+
+Everything random comes from the seed, except when the machine's scheduling decides. The service is
+killed with SIGKILL while at least `in_flight` calls wait, also while it recovers, and started
+again on the same state directory and sockets. The storm is over in bounded time or fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rock import process
+from rock.config import inherited_environment
+from rock.errors import ServiceUnavailable
+from rock.modelservice.client import AdminClient, TrainerClient
+from rock.modelservice.journal import FILE_NAME, LOCK_NAME
+from rock.modelservice.supervise import LOG_FILE, ServiceProcess
+from rock.modelservice.wire import Trajectory
+from tests.modelservice.faults import reconcile
+from tests.modelservice.faults.agents import MANNERS, Agent
+from tests.modelservice.faults.stories import Chronicle, worker_lines
+
+ROOT = Path(__file__).parent.parent.parent.parent
+SETTINGS = {"cancel_grace_seconds": 30.0, "restart_grace_seconds": 60.0, "max_deliveries": 8}
+START_TRIES = 5
+GATHER_SECONDS = 60.0
+"""Until so many calls wait again; twice that for every agent to be done after the storm."""
+
+
+@dataclass
+class Report:
+    """What happened, for the reader; `faults` is what must not have."""
+
+    seed: int
+    kills: int = 0
+    kills_in_recovery: int = 0
+    worker_kills: int = 0
+    in_flight: list[int] = field(default_factory=list[int])
+    """Calls queued or leased just before each kill of the service."""
+    turns: int = 0
+    calls: int = 0
+    ended: Counter[str] = field(default_factory=Counter[str])
+    faults: list[str] = field(default_factory=list[str])
+
+    def __str__(self) -> str:
+        flights = f"{min(self.in_flight, default=0)}..{max(self.in_flight, default=0)}"
+        return (
+            f"seed {self.seed}: {self.kills} kills with {flights} calls in flight, "
+            f"{self.kills_in_recovery} more in recovery, {self.worker_kills} of workers; "
+            f"{self.turns} turns, {self.calls} calls, {dict(self.ended)}; "
+            f"{len(self.faults)} faults"
+        )
+
+
+class Storm:
+    """One run. `settings` are fields of ServiceConfig, on top of this file's."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        seed: int,
+        agents: int,
+        workers: int,
+        in_flight: int = 1,
+        settings: dict[str, Any] | None = None,
+    ) -> None:
+        self._folder = folder
+        self._rng = random.Random(seed)
+        self._agent_count = agents
+        self._worker_count = workers
+        self._in_flight = in_flight
+        self._service = ServiceProcess(
+            folder / "state", settings={**SETTINGS, **(settings or {})}, exit_with_parent=True
+        )
+        self._agents: list[Agent] = []
+        self._workers: list[process.Process] = []
+        self._logs: list[Path] = []
+        self.report = Report(seed)
+
+    async def run(self, *, kills: int) -> Report:
+        """Raises TimeoutError if the storm does not come to its end."""
+        async with self._service:
+            trajectories = await self._weather(kills)
+        chronicle = Chronicle(self._folder / "state" / FILE_NAME)
+        self._summarise(chronicle)
+        lines = worker_lines(self._logs)
+        self.report.faults = [
+            *reconcile.faults_of_agents(self._agents, chronicle),
+            *reconcile.faults_of_workers(lines, chronicle),
+            *reconcile.faults_of_calls(chronicle),
+            *reconcile.faults_of_trajectories(trajectories, chronicle),
+            *self._faults_in_log(),
+        ]
+        return self.report
+
+    async def _weather(self, kills: int) -> dict[str, Trajectory]:
+        stop = asyncio.Event()
+        running: list[asyncio.Task[None]] = []
+        try:
+            await self._make_agents()
+            for _ in range(self._worker_count):
+                self._workers.append(await self._start_worker())
+            running = [asyncio.ensure_future(agent.run(stop)) for agent in self._agents]
+            for _ in range(kills):
+                await self._kill_service()
+                if self._rng.random() < 0.5:
+                    await self._replace_worker()
+            await self._wait_for_flight()
+            stop.set()
+            async with asyncio.timeout(2 * GATHER_SECONDS):
+                await asyncio.gather(*running)
+            return await self._look()
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+            for worker in self._workers:
+                worker.kill()
+                await worker.wait()
+
+    async def _make_agents(self) -> None:
+        async with self._admin() as admin:
+            for number in range(self._agent_count):
+                made = await admin.create_session()
+                agent = Agent(
+                    name=f"a{number}",
+                    url=self._service.agent_url,
+                    session_id=made.session_id,
+                    key=made.key,
+                    manner=MANNERS[number % len(MANNERS)],
+                    rng=random.Random(self._rng.random()),
+                )
+                self._agents.append(agent)
+
+    def _admin(self) -> AdminClient:
+        return AdminClient(self._service.control_url, self._service.keys.admin_key)
+
+    # --- workers ---
+
+    async def _start_worker(self) -> process.Process:
+        log = self._folder / f"worker-{len(self._logs)}.log"
+        log.touch()
+        self._logs.append(log)
+        argv = [sys.executable, "-m", "tests.modelservice.faults.worker"]
+        argv += [self._service.control_url, str(log), str(self._rng.random())]
+        with (self._folder / "workers.err").open("ab") as errors:
+            worker = await process.start(
+                argv,
+                env=inherited_environment(),
+                cwd=ROOT,
+                stdin=process.PIPE,
+                stderr=errors,
+            )
+        assert worker.stdin is not None
+        worker.stdin.write(f"{self._service.keys.trainer_key}\n".encode())
+        await worker.stdin.drain()
+        worker.stdin.close()
+        return worker
+
+    async def _replace_worker(self) -> None:
+        number = self._rng.randrange(len(self._workers))
+        self._workers[number].kill()
+        await self._workers[number].wait()
+        self._workers[number] = await self._start_worker()
+        self.report.worker_kills += 1
+
+    # --- the service ---
+
+    async def _wait_for_flight(self) -> int:
+        """Until enough calls wait in the service; how many."""
+        keys = self._service.keys
+        async with (
+            TrainerClient(self._service.control_url, keys.trainer_key) as trainer,
+            asyncio.timeout(GATHER_SECONDS),
+        ):
+            while True:
+                stats = await trainer.stats()
+                if stats.queued + stats.leased >= self._in_flight:
+                    return stats.queued + stats.leased
+                await asyncio.sleep(0.02)
+
+    async def _kill_service(self) -> None:
+        await self._wait_for_flight()
+        # A random moment, not a wait for a condition.
+        await asyncio.sleep(self._rng.random())
+        self.report.in_flight.append(await self._wait_for_flight())
+        os.kill(self._service.pid, signal.SIGKILL)
+        assert await self._service.wait() == -signal.SIGKILL
+        self.report.kills += 1
+        for number in range(START_TRIES):
+            if number < START_TRIES - 1 and self._rng.random() < 0.3:
+                if await self._restart_and_kill():
+                    continue
+                return
+            await self._service.restart()
+            return
+
+    async def _restart_and_kill(self) -> bool:
+        """Kill the service while it reads its journal or opens its doors; False if it was faster."""
+        lock = self._folder / "state" / LOCK_NAME
+        lock.unlink()
+        restart = asyncio.ensure_future(self._service.restart())
+        try:
+            while not restart.done():
+                await asyncio.sleep(self._rng.random() * 0.02)
+                with contextlib.suppress(FileNotFoundError, ValueError, ProcessLookupError):
+                    os.kill(int(lock.read_text()), signal.SIGKILL)
+                    break
+            await restart
+        except ServiceUnavailable:
+            self.report.kills_in_recovery += 1
+            return True
+        if await self._alive():
+            return False
+        self.report.kills_in_recovery += 1
+        return True
+
+    async def _alive(self) -> bool:
+        """Whether the service outlives a moment: the signal may have come after it was ready."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await self._service.wait()
+                return False
+        return True
+
+    # --- the end ---
+
+    async def _look(self) -> dict[str, Trajectory]:
+        async with self._admin() as admin:
+            return {
+                agent.session_id: await admin.trajectory(agent.session_id) for agent in self._agents
+            }
+
+    def _summarise(self, chronicle: Chronicle) -> None:
+        self.report.turns = sum(len(agent.turns) for agent in self._agents)
+        self.report.calls = len(chronicle.stories)
+        self.report.ended = Counter(story.state.value for story in chronicle.stories.values())
+
+    def _faults_in_log(self) -> list[str]:
+        """Tracebacks of the service, which nobody else would hear of."""
+        text = (self._folder / "state" / LOG_FILE).read_text(errors="replace")
+        return [f"the service logged: {text[-2000:]}"] if "Traceback" in text else []

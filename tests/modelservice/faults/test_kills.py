@@ -1,0 +1,28 @@
+"""SIGKILL at random moments, of the service and of workers, with many calls in flight."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.modelservice.faults.storm import Storm
+
+
+@pytest.mark.parametrize("seed", [1])
+async def test_a_few_kills_lose_repeat_and_confuse_nothing(tmp_path: Path, seed: int) -> None:
+    report = await Storm(tmp_path, seed=seed, agents=60, workers=2, in_flight=30).run(kills=3)
+    print(report)  # noqa: T201 - the seed and the figures, shown when it fails
+    assert report.faults == []
+    assert report.ended["delivered"] > 0
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1500)
+async def test_fifty_kills_with_a_thousand_calls_in_flight(tmp_path: Path, soak_seed: int) -> None:
+    storm = Storm(tmp_path, seed=soak_seed, agents=1500, workers=3, in_flight=1000)
+    report = await storm.run(kills=50)
+    print(report)  # noqa: T201
+    assert report.faults == []
+    assert report.kills >= 50
+    assert min(report.in_flight) >= 1000
