@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Many tests wait for processes, so more workers than cores is right.
 WORKERS ?= 4
 
-.PHONY: help setup demo test check lint fmt clean
+.PHONY: help setup demo test test-export check lint fmt clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -23,6 +23,10 @@ demo: setup      ## run the whole loop: agents, ModelService, trainer, grades
 test: setup      ## run the test suite (under five minutes)
 	@$(BIN)/pytest -n $(WORKERS)
 
+test-export: setup  ## the exports, read by the projects they are for (makes .venv-export, 2 GB)
+	scripts/export-envs.sh
+	@$(BIN)/pytest tests/rollout/export
+
 lint: setup      ## format check, ruff, pyright, import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -36,4 +40,4 @@ fmt: setup       ## fix what can be fixed
 check: lint test ## everything a commit must pass
 
 clean:           ## remove what setup made
-	rm -rf $(VENV) rock/sandbox/native/rock-init
+	rm -rf $(VENV) .venv-export rock/sandbox/native/rock-init

@@ -41,14 +41,15 @@ class RowError(ValueError):
 
 def nodes_of(row: TokenRow) -> tuple[Node | None, ...]:
     """The answers of a row. Its chain names the first; what goes on is always a first choice."""
-    first = int(choice) if (choice := row.chain.rpartition("/")[2]).isdigit() else 0
+    name = row.chain.rpartition("/")[2]
+    choice = int(name) if name.isdigit() else 0
     nodes: list[Node | None] = []
     for span in row.spans:
         if span.kind == "prompt":
             nodes.append(None)
         else:
-            started = any(node is not None for node in nodes)
-            nodes.append((span.call_id, 0 if started else first))
+            nodes.append((span.call_id, choice))
+            choice = 0
     return tuple(nodes)
 
 

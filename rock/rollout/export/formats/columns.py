@@ -19,6 +19,7 @@ import pyarrow.parquet  # pyright: ignore[reportMissingTypeStubs]
 
 from rock.rollout.export.formats.base import Facts, Reloaded
 from rock.rollout.export.formats.line import SCHEMA, ids_fields, nullable, reloaded
+from rock.rollout.export.formats.sink import Sink
 from rock.rollout.export.formats.talk import messages_of, tools_of
 from rock.rollout.export.options import ExportOptions
 from rock.rollout.export.sample import Sample
@@ -27,8 +28,9 @@ from rock.rollout.export.sample import Sample
 pa: Any = pyarrow
 pq: Any = pyarrow.parquet
 
-CHUNK = 256
-"""Samples per row group."""
+CHUNK_SAMPLES = 256
+CHUNK_TOKENS = 250_000
+"""A row group is written after the sample that reaches one of these; memory grows with them."""
 
 _SPAN = pa.struct(
     [
@@ -114,7 +116,7 @@ class Parquet:
         self._messages = options.messages
 
     def encode(self, samples: Iterator[Sample]) -> Iterator[bytes]:
-        sink = _Sink()
+        sink = Sink()
         writer: Any = None
         for chunk in _chunks(samples):
             writer = writer or pq.ParquetWriter(sink, COLUMNS, compression="zstd")
@@ -139,39 +141,15 @@ class HuggingFace(Parquet):
     card: ClassVar[str | None] = _CARD
 
 
-class _Sink(io.RawIOBase):
-    """A file that hands on what is written to it, so that a shard is never held as a whole."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._parts: list[bytes] = []
-        self._position = 0
-
-    def writable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def write(self, data: Any, /) -> int:
-        part = bytes(data)
-        self._parts.append(part)
-        self._position += len(part)
-        return len(part)
-
-    def take(self) -> bytes:
-        data = b"".join(self._parts)
-        self._parts.clear()
-        return data
-
-
 def _chunks(samples: Iterator[Sample]) -> Iterator[list[Sample]]:
     chunk: list[Sample] = []
+    tokens = 0
     for sample in samples:
         chunk.append(sample)
-        if len(chunk) == CHUNK:
+        tokens += len(sample.token_ids)
+        if len(chunk) >= CHUNK_SAMPLES or tokens >= CHUNK_TOKENS:
             yield chunk
-            chunk = []
+            chunk, tokens = [], 0
     if chunk:
         yield chunk
 

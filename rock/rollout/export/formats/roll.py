@@ -27,7 +27,7 @@ from rock.rollout.export.formats.tensors import (
     padded,
     positions,
     row_of,
-    to_bytes,
+    to_parts,
 )
 from rock.rollout.export.options import ExportOptions
 from rock.rollout.export.sample import Sample
@@ -59,7 +59,7 @@ class Roll:
             rows += episode
             non_tensors += [self._non_tensors(row, last=row is episode[-1]) for row in episode]
         if rows:
-            yield to_bytes(Batch(self._tensors(rows), columns(non_tensors), _META))
+            yield from to_parts(Batch(self._tensors(rows), columns(non_tensors), _META))
 
     def _tensors(self, rows: list[Sample]) -> dict[str, Any]:
         width = self._options.max_tokens or max(len(row.token_ids) for row in rows)

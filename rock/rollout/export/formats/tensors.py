@@ -10,14 +10,15 @@ from __future__ import annotations
 import io
 import zipfile
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import msgspec
 import numpy as np
 
 from rock.errors import ExportError
+from rock.rollout.export.formats.sink import Sink
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
@@ -65,20 +66,23 @@ def positions(attention_mask: NDArray[Any]) -> NDArray[np.int64]:
     return (counted * attention_mask).astype(np.int64)
 
 
-def to_bytes(batch: Batch) -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        for name, tensor in batch.tensors.items():
-            part = io.BytesIO()
-            np.lib.format.write_array(part, tensor, allow_pickle=False)
-            archive.writestr(zipfile.ZipInfo(f"{name}.npy", _EPOCH), part.getvalue())
+def to_parts(batch: Batch) -> Iterator[bytes]:
+    """The archive, piece by piece. Tensors are let go of as they are written."""
+    sink = Sink()
+    with zipfile.ZipFile(cast(IO[bytes], sink), "w", zipfile.ZIP_STORED) as archive:
+        for name in list(batch.tensors):
+            with archive.open(
+                zipfile.ZipInfo(f"{name}.npy", _EPOCH), "w", force_zip64=True
+            ) as file:
+                np.lib.format.write_array(file, batch.tensors.pop(name), allow_pickle=False)
+            yield sink.take()
         for name, value in ((NON_TENSORS, batch.non_tensors), (META_INFO, batch.meta_info)):
             archive.writestr(zipfile.ZipInfo(name, _EPOCH), msgspec.json.encode(value))
-    return buffer.getvalue()
+    yield sink.take()
 
 
 def from_bytes(data: bytes) -> Batch:
-    """Raises `ExportError` for anything else than what `to_bytes` wrote."""
+    """Raises `ExportError` for anything else than what `to_parts` wrote."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             names = [name for name in archive.namelist() if name.endswith(".npy")]

@@ -24,7 +24,7 @@ from rock.rollout.export.formats.tensors import (
     padded,
     positions,
     row_of,
-    to_bytes,
+    to_parts,
 )
 from rock.rollout.export.options import ExportOptions
 from rock.rollout.export.sample import Sample
@@ -49,7 +49,7 @@ class Verl:
     def encode(self, samples: Iterator[Sample]) -> Iterator[bytes]:
         rows = list(samples)
         if rows:
-            yield to_bytes(self._batch(rows))
+            yield from to_parts(self._batch(rows))
 
     def _batch(self, rows: list[Sample]) -> Batch:
         starts = [row.prompt_length for row in rows]
