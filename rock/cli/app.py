@@ -185,7 +185,7 @@ def export(
         Literal["chain", "turn"], typer.Option(help="One sequence per chain, or per answer.")
     ] = "chain",
     chains: Annotated[
-        list[str] | None, typer.Option(help="Only this class of chains. May be repeated.")
+        list[str] | None, typer.Option(help="Class of chains to take, or all. May be repeated.")
     ] = None,
     set_: Annotated[
         list[str] | None,
