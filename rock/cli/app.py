@@ -207,6 +207,27 @@ def export(
     )
 
 
+tokens_app = typer.Typer(no_args_is_help=True, help="Tokenizers and chat templates.")
+app.add_typer(tokens_app, name="tokens")
+
+
+@tokens_app.command()
+def check(
+    directory: Annotated[
+        Path, typer.Argument(help="A model's tokenizer and chat template.", metavar="TOKENIZER")
+    ],
+    template: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A variable for the template. May be repeated."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Whether a chat template keeps earlier messages as they were when others follow."""
+    from rock.cli.tokens_check import run_check
+
+    run_check(directory, template=template or [], as_json=json)
+
+
 @app.command()
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,

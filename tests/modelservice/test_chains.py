@@ -36,7 +36,7 @@ class Talk:
         ids: bool = True,
     ) -> dict[str, Any]:
         """Ask, answer, deliver; the answer as a client echoes it."""
-        body = {"tools": TOOLS} if tools else {}
+        body: dict[str, Any] = {"tools": TOOLS} if tools else {}
         call = await self.service.submit(
             self.session, replace(incoming(*messages, **body), kind=kind)
         )

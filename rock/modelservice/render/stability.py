@@ -32,13 +32,14 @@ class Finding:
     """The first earlier message that the template writes otherwise because of them."""
     detail: str
 
-    def __str__(self) -> str:
-        added = ", ".join(map(str, self.added))
-        text = f"{self.conversation}: {self.status}"
+    @property
+    def text(self) -> str:
+        """The finding in a sentence."""
+        text = self.conversation
+        text += f", adding message {', '.join(map(str, self.added))}" if self.added else ""
+        text += f", changes message {self.changed}" if self.changed is not None else ""
         text += f" ({self.cause})" if self.cause else ""
-        text += f" when message {added} is added" if self.added else ""
-        text += f": message {self.changed} changes" if self.changed is not None else ""
-        return text + (f"; {self.detail}" if self.detail else "")
+        return text + (f": {self.detail}" if self.detail else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,8 +227,12 @@ def family_directory(name: str) -> Path:
 def write_family(directory: Path, name: str) -> None:
     family = FAMILIES[name]
     tokenizer = _sentencepiece_like() if family.sentencepiece else _byte_level()
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in family.specials])
-    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in family.tags])
+    tokenizer.add_special_tokens(  # pyright: ignore[reportUnknownMemberType] - its stubs say list
+        [AddedToken(token, special=True) for token in family.specials]
+    )
+    tokenizer.add_tokens(  # pyright: ignore[reportUnknownMemberType] - its stubs say list
+        [AddedToken(token, normalized=False) for token in family.tags]
+    )
     tokenizer.save(str(directory / "tokenizer.json"))
     config = {"eos_token": family.end or "<|user|>"}
     if name in _BOS:

@@ -109,7 +109,7 @@ def test_arguments_that_a_client_wrote_anew_stay_as_they_were_sampled() -> None:
     model.turn([user("hi")], written, tools=TOOLS)
     prompt = model.next([user("hi"), runs('{"command":"ls"}'), result("out")], 2, tools=TOOLS)
     assert (prompt.status, prompt.cause) == ("realigned", "answer")
-    assert "stands ' :\"ls\"" in prompt.detail
+    assert 'stands \' :"ls"' in prompt.detail
 
 
 def test_reasoning_that_a_client_dropped_stays_in_the_sequence() -> None:
