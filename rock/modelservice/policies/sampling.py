@@ -22,7 +22,7 @@ from rock.errors import UpstreamError
 from rock.modelservice.policies.hosted import Retries
 from rock.modelservice.render import TokenRenderer
 from rock.modelservice.text import Format, finish_reason, format_named, parse
-from rock.modelservice.wire import CanonicalRequest, Choice, Completion, Lease
+from rock.modelservice.wire import CanonicalRequest, Choice, Completion, Lease, VersionSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,8 @@ class Sampled:
     """Sampling stopped at a limit."""
     policy_version: int | None = None
     """The weights that sampled; None takes the version given at claim."""
+    version_spans: tuple[VersionSpan, ...] = ()
+    """Which weights sampled which of `ids`, if not one version sampled all."""
 
 
 class Engine(Protocol):
@@ -80,6 +82,7 @@ class SamplingPolicy:
             finish_reason=finish_reason(message, truncated=answer.truncated),
             token_ids=answer.ids,
             logprobs=answer.logprobs,
+            version_spans=list(answer.version_spans) or None,
         )
 
 
