@@ -185,7 +185,7 @@ def export(
         Literal["chain", "turn"], typer.Option(help="One sequence per chain, or per answer.")
     ] = "chain",
     chains: Annotated[
-        list[str] | None, typer.Option(help="Only this class of chains. May be repeated.")
+        list[str] | None, typer.Option(help="Class of chains to take, or all. May be repeated.")
     ] = None,
     set_: Annotated[
         list[str] | None,
@@ -205,6 +205,27 @@ def export(
         settings=set_ or [],
         as_json=json,
     )
+
+
+tokens_app = typer.Typer(no_args_is_help=True, help="Tokenizers and chat templates.")
+app.add_typer(tokens_app, name="tokens")
+
+
+@tokens_app.command()
+def check(
+    directory: Annotated[
+        Path, typer.Argument(help="A model's tokenizer and chat template.", metavar="TOKENIZER")
+    ],
+    template: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A variable for the template. May be repeated."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Whether a chat template keeps earlier messages as they were when others follow."""
+    from rock.cli.tokens_check import run_check
+
+    run_check(directory, template=template or [], as_json=json)
 
 
 @app.command()

@@ -16,6 +16,7 @@ import msgspec
 import typer
 
 from rock.cli.episodes import find_episode
+from rock.cli.tokens import chain_name
 from rock.errors import ConfigError
 from rock.modelservice.messages import describe
 from rock.rollout.export.formats.talk import said_in
@@ -64,11 +65,11 @@ def compare(left: Side, right: Side) -> list[Difference]:
         if one is None or two is None:
             extra = one or two
             assert extra is not None
-            size = f"{extra.chain_class}, {len(extra.token_ids)} tokens"
+            size = f"{chain_name(extra)}, {len(extra.token_ids)} tokens"
             found.append(
                 Difference(
                     what="chain",
-                    where=extra.chain_class,
+                    where=chain_name(extra),
                     left=size if one else None,
                     right=size if two else None,
                 )
@@ -103,7 +104,7 @@ def _messages(one: Sample, two: Sample) -> list[Difference]:
             found.append(
                 Difference(
                     what="message",
-                    where=f"{one.chain_class} {a + place if ours else c + place}",
+                    where=f"{chain_name(one)} {a + place if ours else c + place}",
                     left=ours[1] if ours else None,
                     right=theirs[1] if theirs else None,
                 )
@@ -132,7 +133,7 @@ def _tokens(one: Sample, two: Sample) -> list[Difference]:
     ):
         place = _first_difference(left, right)
         if place is not None:
-            where = f"{one.chain_class} {place} ({_span_at(one, place)})"
+            where = f"{chain_name(one)} {place} ({_span_at(one, place)})"
             return [
                 Difference(
                     what=what,

@@ -90,6 +90,7 @@ def _print_calls(console: Console, trajectory: Trajectory) -> None:
 def _print_call(console: Console, number: int, call: TrajectoryCall, known: int) -> None:
     """Print what is new in a call after its first `known` messages."""
     title = f"call {number} ({call.state}, policy version {call.policy_version})"
+    title += f", {call.chain_class}" if call.chain_class != "main" else ""
     title += f", branch: {call.branch}" if call.branch else ""
     console.rule(title, align="left")
     if call.request.tools and not known:

@@ -12,11 +12,16 @@ from rock.rollout.export.sample import Sample, SampleSpan
 IDS_SHOWN = 48
 
 
+def chain_name(sample: Sample) -> str:
+    """Class, and why it is a chain of its own."""
+    return sample.chain_class + (f", {sample.branch}" if sample.branch else "")
+
+
 def print_chain(console: Console, sample: Sample) -> None:
     """One line on a chain as a whole."""
     reward = "none" if sample.reward is None else f"{sample.reward:g}"
     console.print(
-        f"chain [bold]{escape(sample.chain)}[/] ({escape(sample.chain_class)}): "
+        f"chain [bold]{escape(sample.chain)}[/] ({escape(chain_name(sample))}): "
         f"{len(sample.token_ids)} tokens, {sample.mask.count(1)} sampled in {sample.turns} answers, "
         f"policy versions {sample.versions}, reward {reward}, {sample.ending}, "
         f"sum of log-probs {sum(sample.logprobs):.3f}"

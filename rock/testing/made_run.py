@@ -19,6 +19,7 @@ from rock.modelservice.rows import CallTokens, Sample, build_rows, new_after
 from rock.modelservice.wire import (
     AssistantMessage,
     CanonicalRequest,
+    ChainClass,
     Choice,
     ToolCall,
     ToolFunction,
@@ -49,6 +50,7 @@ class MadeCall:
     answer: AssistantMessage
     parent: tuple[int, int] | None = None
     branch: str | None = None
+    chain_class: ChainClass = "main"
     version: int = 1
 
 
@@ -88,6 +90,8 @@ def trajectory_of(session_id: str, calls: Iterable[MadeCall]) -> Trajectory:
                 prompt=prompt if new is None else new,
                 parent=None if new is None else parent,
                 parent_choice=choice,
+                chain_class=call.chain_class,
+                branch=call.branch,
             )
         )
         shown.append(_shown(call, made[-1], parent))
@@ -118,6 +122,7 @@ def _shown(call: MadeCall, made: CallTokens, parent: CallTokens | None) -> Traje
         ],
         parent=None if parent is None else parent.call_id,
         branch=call.branch,
+        chain_class=call.chain_class,
         policy_version=call.version,
         usage=Usage(prompt_tokens=len(call.prompt), completion_tokens=sampled),
     )

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rock.modelservice import tokens
-from rock.modelservice.wire import AssistantMessage, Choice, Span, TokenRow
+from rock.modelservice.wire import AssistantMessage, ChainClass, Choice, Span, TokenRow
 
 Node = tuple[str, int]
 """An answer: call id and choice."""
@@ -31,6 +31,8 @@ class Checked:
     mask: array[int]
     logprobs: array[float]
     spans: list[Span]
+    chain_class: ChainClass
+    branch: str | None
     nodes: tuple[Node | None, ...]
     """Per span: the answer that a sampled one is, None for a prompt."""
 
@@ -79,7 +81,7 @@ def checked(row: TokenRow, choices: dict[str, list[Choice]], seen: set[Node]) ->
     if len(set(owned)) != len(owned) or not seen.isdisjoint(owned):
         raise RowError("an answer that another row owns, too")
     seen.update(owned)
-    return Checked(row.chain, ids, mask, logprobs, row.spans, nodes)
+    return Checked(row.chain, ids, mask, logprobs, row.spans, row.chain_class, row.branch, nodes)
 
 
 def _packed_ids(row: TokenRow) -> array[int]:

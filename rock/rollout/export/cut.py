@@ -18,15 +18,10 @@ from msgspec import Raw
 
 from rock.modelservice.wire import Trajectory, TrajectoryCall
 from rock.rollout.export.check import Checked, RowError, checked
-from rock.rollout.export.options import ExportOptions, Placement, Rows
+from rock.rollout.export.options import ALL, ExportOptions, Placement, Rows
 from rock.rollout.export.sample import GroupInfo, Sample, SampleSpan, Turn, ending_of
 from rock.rollout.export.splits import split_of_group
 from rock.rollout.record import Record
-
-MAIN = "main"
-RETOKENISED = "retokenised"
-CHOICE = "choice"
-AFTER_UNTRAINABLE = "after_untrainable"
 
 
 class _Head(msgspec.Struct):
@@ -75,7 +70,7 @@ def samples_of(
 
 
 def _reason_against(sample: Sample, options: ExportOptions) -> str | None:
-    if options.chains is not None and sample.chain_class not in options.chains:
+    if ALL not in options.chains and sample.chain_class not in options.chains:
         return f"chain class {sample.chain_class}"
     low, high = options.min_staleness, options.max_staleness
     if low is None and high is None:
@@ -119,7 +114,8 @@ def _whole(
         group=group,
         split=split_of_group(group.group_id, group.size, options.splits)[record.index],
         chain=row.chain,
-        chain_class=chain_class(row, calls),
+        chain_class=row.chain_class,
+        branch=row.branch,
         turns=len(sampled),
         turn=None,
         token_ids=row.token_ids,
@@ -139,19 +135,6 @@ def _whole(
         },
         conversation=tuple(_turn(span, calls) for span in sampled) if messages else (),
     )
-
-
-def chain_class(row: Checked, calls: dict[str, TrajectoryCall]) -> str:
-    """Why the chain is a chain of its own; `main` for the one that is not."""
-    call_id, choice = next(node for node in row.nodes if node is not None)
-    if choice > 0:
-        return CHOICE
-    first = calls[call_id]
-    if first.branch is not None:
-        return first.branch
-    if first.parent is None:
-        return MAIN
-    return AFTER_UNTRAINABLE if calls[first.parent].untrainable else RETOKENISED
 
 
 def _spans(row: Checked, calls: dict[str, TrajectoryCall]) -> Iterator[SampleSpan]:

@@ -12,7 +12,9 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, model_validator
 
 from rock.config import Strict, validated
+from rock.modelservice.wire import TRAINED
 
+ALL = "all"
 Positive = Annotated[int, Field(ge=1)]
 
 
@@ -62,8 +64,8 @@ class ExportOptions(Strict):
     """The defaults give every token that may be trained on, once."""
 
     rows: Rows = Rows.CHAIN
-    chains: Names | None = None
-    """Classes of chains to take (`main`, `auxiliary`, ...); null is all."""
+    chains: Names = TRAINED
+    """Classes of chains to take: `main`, `subagent`, `compaction`, `auxiliary`, or `all`."""
     only_in_loss: bool = True
     """Leave out episodes whose outcome does not count in the loss."""
     partial_groups: bool = False

@@ -128,6 +128,8 @@ class Sample:
     """Which critic's share this member is in, 0..splits-1; the same under retry and resume."""
     chain: str
     chain_class: str
+    branch: str | None
+    """Why the chain is one of its own; null for the first."""
     turns: int
     """Answers in the chain."""
     turn: int | None

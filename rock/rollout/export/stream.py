@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rock.rollout.export.cut import Episode, samples_of
 from rock.rollout.export.float_streams import FloatStream, spread
-from rock.rollout.export.options import ExportOptions
+from rock.rollout.export.options import ALL, ExportOptions
 from rock.rollout.export.sample import Sample
 from rock.rollout.export.source import NOT_IN_LOSS, PENDING, Group, Run, open_run
 
@@ -92,5 +92,7 @@ def samples_of_episode(run: Path, task_id: str, index: int) -> list[Sample] | No
             trajectory = source.trajectory(record) if record.index == index else None
             if trajectory is not None:
                 episode = Episode(info, record, trajectory)
-                return list(samples_of(episode, ExportOptions(), Counter(), messages=True))
+                return list(
+                    samples_of(episode, ExportOptions(chains=(ALL,)), Counter(), messages=True)
+                )
     return None

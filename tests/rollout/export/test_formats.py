@@ -362,7 +362,7 @@ def atif_steps(document: Any) -> Iterator[Any]:
 
 @pytest.mark.userns
 def test_atif_keeps_what_it_has_no_field_for(recorded_run: Path, tmp_path: Path) -> None:
-    export(recorded_run, tmp_path / "out", "atif")
+    export(recorded_run, tmp_path / "out", "atif", options_of(chains="all"))
     lines: list[Any] = lines_of(tmp_path / "out" / "part-00000.jsonl")
     assert len(lines) == 8
     first = lines[0]
@@ -376,8 +376,7 @@ def test_atif_keeps_what_it_has_no_field_for(recorded_run: Path, tmp_path: Path)
     assert first["steps"][2]["reasoning_content"] == "First I look."
     assert first["extra"]["reward"] == 1.0
     assert first["extra"]["outcome"]["class"] == "solved"
-    assert [c["extra"]["chain_class"] for c in first["subagent_trajectories"]] == [
-        "choice",
-        "auxiliary",
-    ]
+    assert [
+        (c["extra"]["chain_class"], c["extra"]["branch"]) for c in first["subagent_trajectories"]
+    ] == [("main", "choice"), ("auxiliary", "auxiliary")]
     assert all(step.get("is_copied_context") is None for step in atif_steps(first))

@@ -137,13 +137,19 @@ def test_a_group_that_is_not_complete_waits(tmp_path: Path) -> None:
 
 def test_chain_classes_can_be_chosen(tmp_path: Path) -> None:
     main = MadeCall(prompt=[1], answers=[[2]], messages=[], answer=answer("x"))
-    side = MadeCall(prompt=[5], answers=[[6]], messages=[], answer=answer("x"), branch="auxiliary")
+    side = MadeCall(
+        prompt=[5], answers=[[6]], messages=[], answer=answer("x"), chain_class="auxiliary"
+    )
     episode = MadeEpisode(solved(), trajectory_of("s", [main, side]))
     write_run(tmp_path / "run", [MadeGroup("t", [episode])])
     left_out = Counter[str]()
-    found = list(samples(tmp_path / "run", options_of(chains=["main"]), left_out=left_out))
+    found = list(samples(tmp_path / "run", left_out=left_out))
     assert [s.chain_class for s in found] == ["main"]
     assert left_out == {"chain class auxiliary": 1}
+    found = list(samples(tmp_path / "run", options_of(chains="auxiliary")))
+    assert [s.chain_class for s in found] == ["auxiliary"]
+    found = list(samples(tmp_path / "run", options_of(chains="all")))
+    assert [s.chain_class for s in found] == ["main", "auxiliary"]
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,7 @@ COLUMNS = pa.schema(
         ("split", pa.int32()),
         ("chain", pa.string()),
         ("chain_class", pa.string()),
+        ("branch", pa.string()),
         ("turns", pa.int32()),
         ("turn", pa.int32()),
         ("tokens", pa.int32()),

@@ -45,6 +45,7 @@ class Ids(msgspec.Struct, frozen=True, kw_only=True):
     split: int
     chain: str
     chain_class: str
+    branch: str | None
     turns: int
     turn: int | None
     tokens: int
@@ -93,6 +94,7 @@ def ids_fields(sample: Sample) -> dict[str, Any]:
         "split": sample.split,
         "chain": sample.chain,
         "chain_class": sample.chain_class,
+        "branch": sample.branch,
         "turns": sample.turns,
         "turn": sample.turn,
         "tokens": len(sample.token_ids),

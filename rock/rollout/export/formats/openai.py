@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 import msgspec
 
 from rock.errors import ConfigError
-from rock.rollout.export.cut import MAIN
 from rock.rollout.export.formats.base import Facts, Reloaded, by_group
 from rock.rollout.export.formats.talk import Said, said_in, tools_of
 from rock.rollout.export.options import ExportOptions, Pairs, Rows
@@ -74,7 +73,7 @@ class OpenAiDpo:
 
     def encode(self, samples: Iterator[Sample]) -> Iterator[bytes]:
         for group in by_group(samples):
-            members = [s for s in group if s.chain_class == MAIN and s.reward is not None]
+            members = [s for s in group if s.branch is None and s.reward is not None]
             for better, worse in self._pairs(members):
                 pair = _preference(better, worse)
                 if pair is not None:
