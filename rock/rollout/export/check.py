@@ -49,6 +49,8 @@ def nodes_of(row: TokenRow) -> tuple[Node | None, ...]:
     for span in row.spans:
         if span.kind == "prompt":
             nodes.append(None)
+        elif nodes and nodes[-1] is not None and nodes[-1][0] == span.call_id:
+            nodes.append(nodes[-1])  # the same answer, sampled on by other weights
         else:
             nodes.append((span.call_id, choice))
             choice = 0
@@ -68,20 +70,32 @@ def checked(row: TokenRow, choices: dict[str, list[Choice]], seen: set[Node]) ->
         position = span.end
         part = slice(span.start, span.end)
         _check_mask(mask[part], sampled=node is not None)
-        if node is None:
-            if any(logprobs[part]):
-                raise RowError("log-probabilities where nothing was sampled")
-        else:
-            _check_answer(node, ids[part], logprobs[part], choices)
+        if node is None and any(logprobs[part]):
+            raise RowError("log-probabilities where nothing was sampled")
     if position != len(ids):
         raise RowError("spans that do not cover the row")
-    owned = [node for node in nodes if node is not None]
+    owned = _answers(row.spans, nodes)
     if not owned:
         raise RowError("no sampled token")
-    if len(set(owned)) != len(owned) or not seen.isdisjoint(owned):
-        raise RowError("an answer that another row owns, too")
-    seen.update(owned)
+    for node, part in owned:
+        _check_answer(node, ids[part], logprobs[part], choices)
+        if node in seen:
+            raise RowError("an answer that another row owns, too")
+        seen.add(node)
     return Checked(row.chain, ids, mask, logprobs, row.spans, row.chain_class, row.branch, nodes)
+
+
+def _answers(spans: list[Span], nodes: tuple[Node | None, ...]) -> list[tuple[Node, slice]]:
+    """Each answer and its tokens; weights that changed in the middle make several spans of one."""
+    found: list[tuple[Node, slice]] = []
+    before: Node | None = None
+    for span, node in zip(spans, nodes, strict=True):
+        if node is not None and node == before:
+            found[-1] = (node, slice(found[-1][1].start, span.end))
+        elif node is not None:
+            found.append((node, slice(span.start, span.end)))
+        before = node
+    return found
 
 
 def _packed_ids(row: TokenRow) -> array[int]:

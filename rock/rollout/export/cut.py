@@ -19,7 +19,15 @@ from msgspec import Raw
 from rock.modelservice.wire import Trajectory, TrajectoryCall
 from rock.rollout.export.check import Checked, RowError, checked
 from rock.rollout.export.options import ALL, ExportOptions, Placement, Rows
-from rock.rollout.export.sample import GroupInfo, Sample, SampleSpan, Turn, ending_of
+from rock.rollout.export.sample import (
+    Answer,
+    GroupInfo,
+    Sample,
+    SampleSpan,
+    Turn,
+    answers_in,
+    ending_of,
+)
 from rock.rollout.export.splits import split_of_group
 from rock.rollout.record import Record
 
@@ -103,7 +111,7 @@ def _whole(
     record, group = episode.record, episode.group
     spans = tuple(_spans(row, calls))
     last = calls[spans[-1].call_id].request
-    sampled = [span for span in spans if span.kind == "sampled"]
+    sampled = answers_in(spans)
     reward = record.outcome.reward
     return Sample(
         run_id=record.run_id,
@@ -133,21 +141,25 @@ def _whole(
             "max_tokens": last.max_tokens,
             "seed": last.seed,
         },
-        conversation=tuple(_turn(span, calls) for span in sampled) if messages else (),
+        conversation=tuple(_turn(answer, calls) for answer in sampled) if messages else (),
     )
 
 
 def _spans(row: Checked, calls: dict[str, TrajectoryCall]) -> Iterator[SampleSpan]:
-    covered = turn = 0
+    covered = 0
+    turn = -1
+    before = None
     for span, node in zip(row.spans, row.nodes, strict=True):
         request = calls[span.call_id].request
+        turn += node is not None and node != before
+        before = node
         if node is None:
             heads = [_head(message) for message in request.messages[covered:]]
             yield SampleSpan(
                 start=span.start,
                 end=span.end,
                 kind="prompt",
-                turn=turn,
+                turn=turn + 1,
                 call_id=span.call_id,
                 first_message=covered if heads else None,
                 roles=tuple(head.role for head in heads),
@@ -171,7 +183,6 @@ def _spans(row: Checked, calls: dict[str, TrajectoryCall]) -> Iterator[SampleSpa
             tool_call_ids=tuple(call.id or "" for call in choice.message.tool_calls or ()),
         )
         covered = len(request.messages) + 1
-        turn += 1
 
 
 def _head(message: Raw) -> _Head:
@@ -181,16 +192,17 @@ def _head(message: Raw) -> _Head:
         return _Head()  # an agent may send what no template understands; it has no role then
 
 
-def _turn(span: SampleSpan, calls: dict[str, TrajectoryCall]) -> Turn:
-    call = calls[span.call_id]
+def _turn(answer: Answer, calls: dict[str, TrajectoryCall]) -> Turn:
+    call_id, choice = answer.node
+    call = calls[call_id]
     usage = call.usage
     return Turn(
-        call_id=span.call_id,
-        choice=span.choice,
+        call_id=call_id,
+        choice=choice,
         messages=tuple(call.request.messages),
         tools=None if call.request.tools is None else tuple(call.request.tools),
         parallel_tool_calls=call.request.parallel_tool_calls,
-        answer=call.choices[span.choice].message,
+        answer=call.choices[choice].message,
         model=call.request.model,
         prompt_tokens=usage.prompt_tokens if usage else None,
         completion_tokens=usage.completion_tokens if usage else None,
@@ -199,12 +211,12 @@ def _turn(span: SampleSpan, calls: dict[str, TrajectoryCall]) -> Turn:
 
 def _turns(whole: Sample, options: ExportOptions) -> Iterator[Sample]:
     """One sample per answer of a chain; together they own what the chain owns."""
-    sampled = [span for span in whole.spans if span.kind == "sampled"]
-    for number, span in enumerate(sampled):
-        end = span.end
-        own = end - span.start
-        mask = array("b", bytes(span.start)) + array("b", b"\1" * own)
-        logprobs = array("f", bytes(4 * span.start)) + whole.logprobs[span.start : end]
+    sampled = answers_in(whole.spans)
+    for number, answer in enumerate(sampled):
+        start, end = answer.start, answer.end
+        mask = array("b", bytes(start)) + array("b", b"\1" * (end - start))
+        logprobs = array("f", bytes(4 * start)) + whole.logprobs[start:end]
+        last = answer.spans[-1]
         yield replace(
             whole,
             turn=number,
@@ -212,10 +224,10 @@ def _turns(whole: Sample, options: ExportOptions) -> Iterator[Sample]:
             mask=mask,
             logprobs=logprobs,
             rewards=_placed(
-                whole.reward, mask, [span], options.placement, last=span is sampled[-1]
+                whole.reward, mask, [answer], options.placement, last=answer is sampled[-1]
             ),
             spans=tuple(s for s in whole.spans if s.end <= end),
-            sampling=dict[str, Any](whole.sampling, temperature=span.temperature, top_p=span.top_p),
+            sampling=dict[str, Any](whole.sampling, temperature=last.temperature, top_p=last.top_p),
             conversation=whole.conversation[number : number + 1],
         )
 
@@ -223,7 +235,7 @@ def _turns(whole: Sample, options: ExportOptions) -> Iterator[Sample]:
 def _placed(
     reward: float | None,
     mask: array[int],
-    sampled: list[SampleSpan],
+    sampled: list[Answer],
     placement: Placement,
     *,
     last: bool,
@@ -235,6 +247,6 @@ def _placed(
         return array("f", [reward * flag for flag in mask])
     values = array("f", bytes(4 * len(mask)))
     places = sampled if placement is Placement.PER_TURN else sampled[-1:] if last else []
-    for span in places:
-        values[span.end - 1] = reward
+    for answer in places:
+        values[answer.end - 1] = reward
     return values

@@ -15,7 +15,7 @@ import msgspec
 
 from rock.errors import ConfigError, ExportError
 from rock.rollout.durable import write_all
-from rock.rollout.export.sample import SampleSpan
+from rock.rollout.export.sample import SampleSpan, answers_in
 from rock.rollout.rundir import PLAIN_NAME
 
 NAN = float("nan")
@@ -97,16 +97,16 @@ class FloatStream:
 def spread(lines: Sequence[StreamLine], spans: Sequence[SampleSpan], length: int) -> array[float]:
     """The values at the tokens of a row, NaN elsewhere. Raises `ExportError` past an answer's end."""
     values = array("f", [NAN]) * length
-    nodes = {(span.call_id, span.choice): span for span in spans if span.kind == "sampled"}
+    nodes = {answer.node: answer for answer in answers_in(spans)}
     for line in lines:
-        span = nodes.get((line.call_id, line.choice))
-        if span is None:
+        answer = nodes.get((line.call_id, line.choice))
+        if answer is None:
             continue
-        start = span.start + line.offset
+        start = answer.start + line.offset
         end = start + len(line.values)
-        if line.offset < 0 or end > span.end:
+        if line.offset < 0 or end > answer.end:
             raise ExportError(
-                f"a stream has values past the {span.end - span.start} tokens of "
+                f"a stream has values past the {answer.end - answer.start} tokens of "
                 f"{line.call_id}/{line.choice}"
             )
         values[start:end] = array("f", line.values)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import groupby
 from typing import Any, Literal
 
 from msgspec import Raw, Struct
@@ -77,7 +78,10 @@ class GroupInfo(Struct, frozen=True, kw_only=True):
 
 
 class SampleSpan(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Tokens `start:end` of a sample: one answer, or the messages that are new before one."""
+    """Tokens `start:end` of a sample: one answer, or the messages that are new before one.
+
+    An answer during which the weights changed has one span per version.
+    """
 
     start: int
     end: int
@@ -96,6 +100,32 @@ class SampleSpan(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Roles of its messages."""
     tool_call_ids: tuple[str, ...] = ()
     """Sampled: the tool calls it makes. Prompt: those whose results it holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer of a sample: its tokens, in a span per version of the weights that sampled them."""
+
+    spans: tuple[SampleSpan, ...]
+
+    @property
+    def node(self) -> tuple[str, int]:
+        """Call id and choice."""
+        return self.spans[0].call_id, self.spans[0].choice
+
+    @property
+    def start(self) -> int:
+        return self.spans[0].start
+
+    @property
+    def end(self) -> int:
+        return self.spans[-1].end
+
+
+def answers_in(spans: Iterable[SampleSpan]) -> list[Answer]:
+    """The sampled spans, those of the same answer together."""
+    sampled = (span for span in spans if span.kind == "sampled")
+    return [Answer(tuple(found)) for _, found in groupby(sampled, key=lambda span: span.turn)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +203,11 @@ class Sample:
     def owned(self) -> tuple[SampleSpan, ...]:
         """The sampled spans whose tokens this sample owns."""
         return tuple(s for s in self.spans if s.kind == "sampled" and self.mask[s.start])
+
+    @property
+    def answers(self) -> list[Answer]:
+        """The answers whose tokens this sample owns."""
+        return answers_in(self.owned)
 
     @property
     def prompt_length(self) -> int:

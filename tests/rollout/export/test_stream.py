@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 
 from rock.errors import ConfigError
-from rock.rollout.export import ExportOptions, Sample, options_of, samples
+from rock.modelservice.wire import Span
+from rock.rollout.export import ExportOptions, Sample, export, options_of, reload, samples
 from rock.rollout.export.sample import Ending, ending_of
 from rock.rollout.export.stream import samples_of_episode
 from rock.rollout.outcome import TABLE, OutcomeClass, Phase, outcome_of
@@ -18,8 +19,8 @@ from tests.rollout.export.sessions import answer, call_lists, dead, group, one_c
 
 def owned(sample: Sample) -> list[tuple[str, int, list[int]]]:
     return [
-        (span.call_id, span.choice, sample.token_ids[span.start : span.end].tolist())
-        for span in sample.owned
+        (*answer.node, sample.token_ids[answer.start : answer.end].tolist())
+        for answer in sample.answers
     ]
 
 
@@ -175,6 +176,40 @@ def test_longer_sequences_are_left_out_and_counted(tmp_path: Path) -> None:
     options = options_of(rows="turn", max_tokens=9)
     assert [s.turn for s in samples(tmp_path / "run", options, left_out=left_out)] == [0]
     assert left_out == {"longer than max_tokens": 1}
+
+
+def test_an_answer_that_two_versions_sampled_is_one_answer(tmp_path: Path) -> None:
+    trajectory = one_chain("s", "a", "b")
+    (row,) = trajectory.rows
+    whole = row.spans.pop()
+    for start, end, version in ((whole.start, whole.start + 1, 2), (whole.start + 1, whole.end, 3)):
+        row.spans.append(
+            Span(
+                start=start,
+                end=end,
+                kind="sampled",
+                call_id=whole.call_id,
+                policy_version=version,
+            )
+        )
+    write_run(tmp_path / "run", [MadeGroup("t", [MadeEpisode(solved(), trajectory)])])
+    left_out = Counter[str]()
+    (chain,) = samples(tmp_path / "run", options_of(placement="per_turn"), left_out=left_out)
+    assert not left_out
+    assert (chain.turns, chain.versions) == (2, [1, 2, 3])
+    assert [(answer.start, answer.end) for answer in chain.answers] == [(2, 5), (7, 10)]
+    assert list(chain.rewards or ()) == [0, 0, 0, 0, 1, 0, 0, 0, 0, 1]
+    first, second = samples(tmp_path / "run", options_of(rows="turn"))
+    assert (first.versions, second.versions) == ([1], [2, 3])
+    assert second.mask.tolist() == [0] * 7 + [1] * 3
+    for name in ("jsonl", "atif", "verl", "slime"):
+        export(tmp_path / "run", tmp_path / name, name)
+        (back,) = reload(tmp_path / name)
+        assert (back.token_ids, back.mask, back.logprobs) == (
+            chain.token_ids,
+            chain.mask,
+            chain.logprobs,
+        )
 
 
 def test_untrainable_calls_are_counted(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from rock.rollout.export.formats.base import (
 from rock.rollout.export.formats.line import ids
 from rock.rollout.export.formats.talk import Said, said_in, text_of, tools_of
 from rock.rollout.export.options import ExportOptions, Rows
-from rock.rollout.export.sample import Sample, SampleSpan
+from rock.rollout.export.sample import Answer, Sample
 
 VERSION = "ATIF-v1.8"
 _SOURCES = {"system": "system", "developer": "system", "assistant": "agent"}
@@ -76,7 +76,7 @@ class Atif:
             "agent": agent,
             "steps": [{"step_id": number, **step} for number, step in enumerate(steps, 1)],
             "final_metrics": {
-                "total_prompt_tokens": sum(s.start for s in sample.owned),
+                "total_prompt_tokens": sum(answer.start for answer in sample.answers),
                 "total_completion_tokens": sample.mask.count(1),
                 "total_steps": len(steps),
             },
@@ -93,7 +93,7 @@ class Atif:
 
 
 def _steps(sample: Sample) -> list[dict[str, Any]]:
-    spans = {(span.call_id, span.choice): span for span in sample.owned}
+    answers = {answer.node: answer for answer in sample.answers}
     steps: list[dict[str, Any]] = []
     for item in said_in(sample):
         fields = item.fields()
@@ -101,8 +101,8 @@ def _steps(sample: Sample) -> list[dict[str, Any]]:
         if role == "tool" and _observed(steps, fields):
             continue
         if role == "assistant":
-            span = spans.get((item.turn.call_id, item.turn.choice)) if item.turn else None
-            steps.append(_agent_step(sample, item, fields, span))
+            own = answers.get((item.turn.call_id, item.turn.choice)) if item.turn else None
+            steps.append(_agent_step(sample, item, fields, own))
         elif role == "tool":
             result = {"content": text_of(fields.get("content"))}
             steps.append({"source": "system", "message": "", "observation": {"results": [result]}})
@@ -134,7 +134,7 @@ def _observed(steps: list[dict[str, Any]], fields: dict[str, Any]) -> bool:
 
 
 def _agent_step(
-    sample: Sample, item: Said, fields: dict[str, Any], span: SampleSpan | None
+    sample: Sample, item: Said, fields: dict[str, Any], own: Answer | None
 ) -> dict[str, Any]:
     step: dict[str, Any] = {"source": "agent", "message": text_of(fields.get("content"))}
     reasoning = fields.get("reasoning_content")
@@ -143,25 +143,29 @@ def _agent_step(
     calls = _tool_calls(fields)
     if calls:
         step["tool_calls"] = calls
-    if span is None or item.turn is None:
+    if own is None or item.turn is None:
         step["is_copied_context"] = True
         return step
-    part = slice(span.start, span.end)
+    part = slice(own.start, own.end)
+    last = own.spans[-1]
     step["model_name"] = item.turn.model
     step["llm_call_count"] = 1
     step["metrics"] = {
-        "prompt_tokens": span.start,
-        "completion_tokens": span.end - span.start,
-        "prompt_token_ids": sample.token_ids[: span.start].tolist(),
+        "prompt_tokens": own.start,
+        "completion_tokens": own.end - own.start,
+        "prompt_token_ids": sample.token_ids[: own.start].tolist(),
         "completion_token_ids": sample.token_ids[part].tolist(),
         "logprobs": sample.logprobs[part].tolist(),
     }
     step["extra"] = {
-        "call_id": span.call_id,
-        "choice": span.choice,
-        "policy_version": span.policy_version,
-        "finish_reason": span.finish_reason,
-        "temperature": span.temperature,
+        "call_id": last.call_id,
+        "choice": last.choice,
+        "policy_versions": [
+            {"tokens": span.end - span.start, "policy_version": span.policy_version}
+            for span in own.spans
+        ],
+        "finish_reason": last.finish_reason,
+        "temperature": last.temperature,
     }
     return step
 

@@ -97,7 +97,7 @@ class Verl:
             "reward_model": {"style": "rule", "ground_truth": None},
             "extra_info": msgspec.to_builtins(ids(sample)),
             "agent_name": "rock",
-            "__num_turns__": len(sample.spans),
+            "__num_turns__": 2 * len({span.turn for span in sample.spans}),
         }
         if self._messages:
             fields["raw_prompt"] = [
