@@ -124,7 +124,7 @@ class Call(Ticket):
         self.pinned = record.pinned
         self.request, self.tools = _effective(record)
         """The effective canonical request as JSON, without messages and tools."""
-        self.leaf = 0
+        self.leaf = self.attached = 0
         self.original: Original | None = None
         """What was asked, where interceptors put something else in its place."""
         self.edited_by = record.edited_by
