@@ -26,7 +26,6 @@ class ProgressView:
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.provider = ""
         self._phases: dict[str, str] = {}
         self._acknowledged = 0
         self._bar = Progress(
@@ -55,7 +54,6 @@ class ProgressView:
     def on_event(self, event: Event) -> None:
         match event:
             case RunStarted():
-                self.provider = event.provider
                 self._bar.update(self._task, total=event.episodes, completed=event.done)
                 gone_on = f", {event.done} done before" if event.done else ""
                 self.console.print(

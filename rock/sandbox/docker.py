@@ -91,7 +91,8 @@ class DockerProvider(Provider):
         try:
             info = await self.engine.info()
         except ProviderUnavailable as exc:
-            return Availability(available=False, detail=exc.message, remedy=REMEDY)
+            reason = exc.message.removesuffix(f"; {REMEDY}")
+            return Availability(available=False, detail=reason, remedy=REMEDY)
         except SandboxError as exc:
             return Availability(available=False, detail=exc.message, remedy=RESTART_REMEDY)
         await self._remove_leftovers()

@@ -80,6 +80,7 @@ async def test_probe_says_how_to_get_an_engine(tmp_path: Path) -> None:
     assert "absent.sock" in found.detail
     assert found.remedy is not None
     assert "start" in found.remedy
+    assert found.remedy not in found.detail  # said once
 
 
 async def test_a_missing_image_names_the_command_to_get_it(provider: DockerProvider) -> None:
