@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Many tests wait for processes, so more workers than cores is right.
 WORKERS ?= 4
 
-.PHONY: help setup demo test test-export check lint fmt clean
+.PHONY: help setup demo test test-export test-torch check lint fmt clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -27,6 +27,10 @@ test-export: setup  ## the exports, read by the projects they are for (makes .ve
 	scripts/export-envs.sh
 	@$(BIN)/pytest tests/rollout/export
 
+test-torch: setup  ## exported tokens against a real transformer (makes .venv-torch, 1 GB)
+	scripts/torch-env.sh "$(PYTHON)" .venv-torch
+	@$(BIN)/pytest -m torch
+
 lint: setup      ## format check, ruff, pyright, import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -40,4 +44,4 @@ fmt: setup       ## fix what can be fixed
 check: lint test ## everything a commit must pass
 
 clean:           ## remove what setup made
-	rm -rf $(VENV) .venv-export rock/sandbox/native/rock-init
+	rm -rf $(VENV) .venv-export .venv-torch rock/sandbox/native/rock-init

@@ -50,7 +50,7 @@ def _print(report: Report) -> None:
     console = Console(highlight=False)
     for finding in report.findings:
         colour = _COLOURS[finding.status]
-        console.print(f"[{colour}]{finding.status:<9}[/] {escape(finding.text)}")
+        console.print(f"[{colour}]{finding.status:<9}[/] {escape(finding.text)}", soft_wrap=True)
     console.print(
         f"prefix-stable: [bold]{_yes(report.prefix_stable)}[/]   "
         f"every conversation stays one chain: [bold]{_yes(report.extendable)}[/]"
