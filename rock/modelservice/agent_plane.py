@@ -22,7 +22,7 @@ import msgspec
 
 from rock.errors import BadRequest, Forbidden, NotFound, RockError, Unauthorized
 from rock.modelservice import dialects
-from rock.modelservice.auxiliary import classify
+from rock.modelservice.auxiliary import Kind, classify, never_asks_twice
 from rock.modelservice.dialects import Dialect, ErrorReply, Exchange, Renderer
 from rock.modelservice.plane import EventStream, Reply, Request
 from rock.modelservice.service import Call, Incoming, ModelService, Session
@@ -107,14 +107,15 @@ class AgentPlane:
         """Read, parse and queue. The body and the parsed request end with this frame."""
         body = await request.read()
         parsed = dialect.parse(body, request.headers, _SessionHistory(self._service, session))
+        kind = classify(parsed.request, request.headers)
         incoming = Incoming(
             dialect=dialect.name,
             request=parsed.request,
             body=body,
             idempotency_key=request.headers.get("Idempotency-Key"),
-            retry_count=_retry_count(request.headers),
+            retry_count=_retry_count(kind, request.headers),
             stream=parsed.stream,
-            kind=classify(parsed.request, request.headers),
+            kind=kind,
         )
         call = await self._service.submit(session, incoming)
         log.debug("call %s of session %s", call.id, session.id)
@@ -192,7 +193,10 @@ def _api_key(headers: Mapping[str, str]) -> str | None:
     return key[:MAX_KEY_CHARS] or None
 
 
-def _retry_count(headers: Mapping[str, str]) -> int:
+def _retry_count(kind: Kind | None, headers: Mapping[str, str]) -> int:
+    """How often the client has asked this before; it only counts if it did ask the same."""
+    if never_asks_twice(kind, headers):
+        return 1
     given = headers.get("x-stainless-retry-count", "")
     return int(given) if given.isascii() and given.isdigit() and len(given) < 6 else 0
 
