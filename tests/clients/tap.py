@@ -51,7 +51,12 @@ class Reset:
     after_bytes: int = 0
 
 
-Fault = Refuse | Reset | None
+@dataclass(frozen=True)
+class HangUp:
+    """Both sides lose the connection while the client waits, once the test sets `Tap.hang_up`."""
+
+
+Fault = Refuse | Reset | HangUp | None
 Faults = Callable[[int], Fault]
 
 
@@ -69,6 +74,7 @@ class Tap:
         """All others."""
         self.statuses: list[int] = []
         """What the client saw for each of `sent`; 0 for a reset before the status."""
+        self.hang_up = asyncio.Event()
         self._upstream = upstream.rstrip("/")
         self._faults = faults
 
@@ -112,6 +118,12 @@ class Tap:
                 headers=dict(fault.headers),
                 content_type=fault.content_type,
             )
+        if isinstance(fault, HangUp):
+            waiting = asyncio.ensure_future(self._forward(client, request, sent, None, number))
+            await self.hang_up.wait()
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            return self._reset(request)
         return await self._forward(client, request, sent, fault, number)
 
     async def _forward(

@@ -19,7 +19,7 @@ import pytest
 
 from rock.modelservice.wire import SessionSpec
 from tests.clients.stage import Seen, Stage, script_for, stage
-from tests.clients.tap import Fault, Faults, Refuse, Reset, Tap
+from tests.clients.tap import Fault, Faults, HangUp, Refuse, Reset, Tap
 from tests.clients.test_conformance import check_one_chain
 from tests.modelservice.live import HELLO, admin_of, raw_agent, trainer_of
 
@@ -41,6 +41,8 @@ CLIENTS = (
 )
 STREAMING = ("codex", "claude-code", "qwen-code")
 """Those that stream and ask again when a stream breaks off."""
+KNOWN_AGAIN = ("codex", "claude-code")
+"""Those whose second request is known for a retry although the service had written its answer."""
 SECOND = 1
 """The request that goes wrong: not the first, so that there is a parent to find again."""
 HTML = Refuse(502, body=b"<html><body>Bad Gateway</body></html>", content_type="text/html")
@@ -79,7 +81,7 @@ async def test_client_gets_over_a_fault_and_its_retry_samples_nothing_again(
     check_done_and_sampled_once(seen, recipe)
 
 
-@pytest.mark.parametrize("recipe", STREAMING)
+@pytest.mark.parametrize("recipe", KNOWN_AGAIN)
 async def test_client_whose_stream_was_cut_gets_the_same_answer_again(
     recipe: str, tmp_path: Path
 ) -> None:
@@ -89,14 +91,55 @@ async def test_client_whose_stream_was_cut_gets_the_same_answer_again(
     check_done_and_sampled_once(seen, recipe)
 
 
+async def test_lost_answer_of_a_client_without_marks_is_sampled_again_and_called_repeated(
+    tmp_path: Path,
+) -> None:
+    """Nothing tells this retry from a second sample that is meant (docs/agents.md says so)."""
+    async with stage(tmp_path) as theatre:
+        seen = await theatre.perform("qwen-code", faults=on(Reset(after_bytes=200), SECOND))
+    assert [call.branch for call in seen.trajectory.calls][:3] == [None, None, "repeated"]
+    assert len(seen.leases) == len(seen.tap.sent)
+
+
+@pytest.mark.parametrize("recipe", CLIENTS)
+async def test_connection_that_is_lost_while_a_client_waits_costs_a_retry_and_no_turn(
+    recipe: str, tmp_path: Path
+) -> None:
+    async with stage(tmp_path, stream_grace_seconds=30) as theatre:
+        seen = await theatre.perform(recipe, faults=on(HangUp(), SECOND), hook=hang_up)
+    check_done_and_sampled_once(seen, recipe)
+
+
+@pytest.mark.parametrize("recipe", STREAMING)
+async def test_stream_that_is_lost_while_a_client_waits_costs_a_retry_and_no_turn(
+    recipe: str, tmp_path: Path
+) -> None:
+    async def hang_up_once_the_stream_began(place: int, tap: Tap) -> None:
+        if place == SECOND:
+            await until(lambda: tap.statuses[SECOND] == 200)
+        await hang_up(place, tap)
+
+    async with stage(tmp_path, stream_grace_seconds=0.1, keepalive_seconds=0.2) as theatre:
+        seen = await theatre.perform(
+            recipe, faults=on(HangUp(), SECOND), hook=hang_up_once_the_stream_began
+        )
+    check_done_and_sampled_once(seen, recipe)
+
+
+async def hang_up(place: int, tap: Tap) -> None:
+    """Answer the second call only when its client has lost the connection and asked again."""
+    if place == SECOND:
+        tap.hang_up.set()
+        await until(lambda: len(tap.sent) > SECOND + 1)
+
+
 async def test_stream_that_breaks_off_ends_an_agent_on_the_bare_sdk_and_samples_nothing_more(
     tmp_path: Path,
 ) -> None:
     async with stage(tmp_path) as theatre:
         seen = await theatre.perform("openai-stream", faults=on(Reset(after_bytes=200), SECOND))
     assert not seen.result.ok
-    assert [call.state for call in seen.trajectory.calls] == ["delivered", "undelivered"]
-    assert len(seen.leases) == 2
+    assert len(seen.trajectory.calls) == len(seen.leases) == 2
 
 
 @pytest.mark.parametrize("recipe", ["openai-chat", "mini-swe-agent", "codex", "claude-code"])

@@ -309,6 +309,16 @@ def test_a_custom_tool_gets_all_that_was_written_when_it_is_not_what_was_asked()
     assert (item["type"], item["arguments"]) == ("function_call", "ls")
 
 
+def test_metadata_in_another_order_is_the_same_request() -> None:
+    first, again = (
+        parsed(DIALECT, {**HELLO, "client_metadata": metadata}).extra
+        for metadata in ({"a": "1", "b": {"d": 1, "c": 2}}, {"b": {"d": 1, "c": 2}, "a": "1"})
+    )
+    assert bytes(first["responses"]) == bytes(again["responses"])
+    odd = parsed(DIALECT, {**HELLO, "client_metadata": "text"}).extra
+    assert plain(odd["responses"]) == {"client_metadata": "text"}
+
+
 def test_settings_have_their_place_and_the_rest_is_kept() -> None:
     schema = {"type": "object"}
     text = {
