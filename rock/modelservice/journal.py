@@ -39,6 +39,9 @@ LOCK_NAME = "journal.lock"
 
 _PREFIX_BYTES = 18
 _PREFIX = re.compile(rb"([0-9a-f]{8}) ([0-9a-f]{8}) ")
+_NEXT = re.compile(rb"(?<=\n)" + _PREFIX.pattern)
+"""Where a record can begin behind another. A payload can quote whole records, but not at the start of
+a line: JSON has no newline inside a string, and outside of one no such words."""
 _MAX_RECORD_BYTES = 2**32 - 1
 
 log = logging.getLogger(__name__)
@@ -361,7 +364,7 @@ def _check_header(path: Path, payload: bytes, schema: int) -> None:
 def _check_torn(path: Path, good: int) -> None:
     """Raises `JournalError` if a good record follows the bad one at `good`: not a torn tail."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        for match in _PREFIX.finditer(content, good + 1):
+        for match in _NEXT.finditer(content, good + 1):
             start = match.end()
             end = start + int(match[1], 16)
             if (
