@@ -18,7 +18,7 @@ from rock.modelservice.client import AdminClient
 from rock.modelservice.keys import read_keys
 from rock.modelservice.server import Ready, read_ready, run
 from rock.modelservice.settings import ServiceConfig
-from rock.modelservice.wire import SessionLimits, SessionSpec
+from rock.modelservice.wire import SessionCreated, SessionLimits, SessionSpec
 
 
 def service_dir(given: Path | None) -> Path:
@@ -61,13 +61,14 @@ def open_session(
         labels=pairs(labels, "--label"), limits=SessionLimits(max_calls=max_calls), backend=backend
     )
     created = asyncio.run(_create(ready.control_url, read_keys(folder).admin_key, spec))
-    typer.echo(f"OPENAI_BASE_URL={ready.agent_url}/v1")
-    typer.echo(f"OPENAI_API_KEY={created}")
+    # The key goes where programs expect one; in the URL it would be in their logs.
+    typer.echo(f"OPENAI_BASE_URL={created.base_url.replace(f'/s/{created.key}', '')}")
+    typer.echo(f"OPENAI_API_KEY={created.key}")
 
 
-async def _create(url: str, key: str, spec: SessionSpec) -> str:
+async def _create(url: str, key: str, spec: SessionSpec) -> SessionCreated:
     async with AdminClient(url, key) as admin:
-        return (await admin.create_session(spec)).key
+        return await admin.create_session(spec)
 
 
 def wait_for_service(folder: Path, *, wait_seconds: float) -> Ready:

@@ -99,7 +99,11 @@ async def serving(
         point = AttachPoint(lend)
         await stack.enter_async_context(point.open(attach_path))
         control_plane = ControlPlane(
-            service, keys, agent_url=url_of(agent), backends=workers, detach=point.detach
+            service,
+            keys,
+            agent_url=(config.public_agent_url or url_of(agent)).rstrip("/"),
+            backends=workers,
+            detach=point.detach,
         )
         adapter = Adapter(control_plane.handle, control_plane.refusal, Bounds.of(config))
         await stack.enter_async_context(listening(control, adapter))

@@ -26,20 +26,26 @@ class ServiceConfig(Strict):
     state_dir: Path = Field(
         description="Journal, keys and sockets; made with mode 0700 if missing."
     )
-    agent_host: str = "127.0.0.1"
+    agent_host: str = Field("127.0.0.1", description="Address of the listener for agents.")
+    agent_port: int = Field(0, ge=0, le=65535, description="0 picks a free port.")
     public_agent_url: str | None = Field(
         None,
         description="Base of session URLs where agents reach the service by another address than "
         "it listens on (`0.0.0.0`, a proxy, a host name): `http://gateway.example:8000`.",
         pattern=r"^https?://[^\s/?#]+(/[^\s?#]*)?$",
     )
-    agent_port: int = Field(0, ge=0, le=65535, description="0 picks a free port.")
-    control_host: str = "127.0.0.1"
+    control_host: str = Field(
+        "127.0.0.1", description="Address of the listener for trainers and harnesses."
+    )
     control_port: int = Field(0, ge=0, le=65535, description="0 picks a free port.")
 
     max_queued: int = Field(20_000, ge=1, description="Calls waiting for a worker; over it, 429.")
-    max_parked: int = Field(20_000, ge=1, description="Calls waiting for an answer; over it, 429.")
-    max_body_bytes: int = Field(64 * 1024 * 1024, ge=1024)
+    max_parked: int = Field(
+        20_000, ge=1, description="Calls, and connections, waiting for an answer; over it, 429."
+    )
+    max_body_bytes: int = Field(
+        64 * 1024 * 1024, ge=1024, description="Larger requests are refused with 413."
+    )
     body_seconds: float = Field(
         60.0, gt=0, description="A request's body must have arrived after this; else 408."
     )

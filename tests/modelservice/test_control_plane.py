@@ -15,6 +15,7 @@ from rock.modelservice.control_plane import ControlPlane
 from rock.modelservice.keys import FILE_NAME, ensure_keys
 from rock.modelservice.plane import Request
 from rock.modelservice.server import Running
+from rock.modelservice.settings import ServiceConfig
 from rock.modelservice.wire import AssistantMessage, Choice, Completion, Failure, SessionSpec
 from rock.modelservice.wire_groups import Group, GroupEpisode
 from rock.testing import ScriptedPolicy
@@ -304,3 +305,14 @@ def test_keys_are_made_once_and_only_their_owner_reads_them(tmp_path: Path) -> N
     assert len({keys.trainer_key, keys.admin_key}) == 2
     assert keys.admin_key not in repr(keys)
     assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
+
+
+async def test_sessions_are_told_the_address_by_which_agents_reach_the_service(
+    tmp_path: Path,
+) -> None:
+    url = "https://gateway.example/rock/"
+    async with running_service(tmp_path, public_agent_url=url) as service:
+        session = await new_session(service)
+    assert session.base_url == f"https://gateway.example/rock/s/{session.key}/v1"
+    with pytest.raises(ValueError, match="public_agent_url"):
+        ServiceConfig.model_validate({"state_dir": tmp_path, "public_agent_url": "gateway:80"})
