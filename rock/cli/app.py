@@ -68,11 +68,21 @@ def serve(
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="A setting, see docs/settings.md."),
     ] = None,
+    shards: Annotated[
+        int | None,
+        typer.Option(min=1, max=256, help="Processes, each with its own journal and ports."),
+    ] = None,
 ) -> None:
     """Run ModelService until interrupted: agents ask it, a trainer answers over its API."""
     from rock.cli.serve import run_serve
 
-    run_serve(state_dir, backends=backend or [], api_base=api_base, settings=set_ or [])
+    run_serve(
+        state_dir,
+        backends=backend or [],
+        api_base=api_base,
+        settings=set_ or [],
+        shards=shards,
+    )
 
 
 @app.command()

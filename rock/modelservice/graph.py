@@ -72,6 +72,8 @@ class MessageGraph:
 
     def __init__(self) -> None:
         self._blobs: list[bytes] = []
+        self._raws: list[Raw] = []
+        """The same bytes: what was sent compares with them without being copied."""
         self._described: list[Described | None] = []
         self._numbers: dict[bytes, int] = {}
         # As-sent nodes; index 0 is the root. `latest` is the child that was added last.
@@ -98,8 +100,7 @@ class MessageGraph:
     def locate(self, messages: Sequence[Raw], tools: Raw | None = None) -> Located:
         """How much of a request is known; changes nothing. The cost is that of reading it."""
         node, covered = _ROOT, 0
-        sent = [bytes(message) for message in messages]
-        for message in sent:
+        for message in messages:
             child = self._known_child(node, message)
             if child is None:
                 break
@@ -107,7 +108,8 @@ class MessageGraph:
             covered += 1
         tools_sent = None if tools is None else bytes(tools)
         tools_known = tools_sent is None or tools_sent in self._numbers
-        return Located(node, sent[covered:], tools_sent, not sent[covered:] and tools_known)
+        rest = [bytes(message) for message in messages[covered:]]
+        return Located(node, rest, tools_sent, not rest and tools_known)
 
     def number_of(self, blob: bytes | None) -> int | None:
         return None if blob is None else self._numbers.get(blob)
@@ -135,6 +137,7 @@ class MessageGraph:
         for blob in blobs:
             self._numbers[blob] = len(self._blobs)
             self._blobs.append(blob)
+            self._raws.append(Raw(blob))
             self._described.append(None)
         node, known = base, self._depth[base]
         still_known = True
@@ -221,7 +224,7 @@ class MessageGraph:
         """The request that ends in `leaf`, byte for byte, without its first `after` messages."""
         found: list[Raw] = []
         for _ in range(self._depth[leaf] - after):
-            found.append(Raw(self._blobs[self._blob[leaf]]))
+            found.append(self._raws[self._blob[leaf]])
             leaf = self._parent[leaf]
         found.reverse()
         return found
@@ -231,12 +234,12 @@ class MessageGraph:
 
     # --- nodes ---
 
-    def _known_child(self, node: int, message: bytes) -> int | None:
+    def _known_child(self, node: int, message: Raw) -> int | None:
         # The usual case compares bytes with the path taken last, and hashes nothing.
         latest = self._latest[node]
-        if latest != _ROOT and self._blobs[self._blob[latest]] == message:
+        if latest != _ROOT and self._raws[self._blob[latest]] == message:
             return latest
-        number = self._numbers.get(message)
+        number = self._numbers.get(bytes(message))
         return None if number is None else self._children.get(node << 32 | number)
 
     def _add(self, parent: int, number: int) -> tuple[int, bool]:

@@ -20,8 +20,8 @@ def new_key() -> SessionKey:
     return SessionKey(secrets.token_urlsafe(32))
 
 
-def new_id() -> SessionId:
-    return SessionId(f"s{secrets.token_hex(6)}")
+def new_id(prefix: str = "s") -> SessionId:
+    return SessionId(f"{prefix}{secrets.token_hex(6)}")
 
 
 def key_hash(key: str) -> bytes:

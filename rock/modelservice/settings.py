@@ -93,6 +93,14 @@ class ServiceConfig(Strict):
         "process",
         description="`process`: acknowledged data survives kill -9; `disk`: a power failure too.",
     )
+    shard: int | None = Field(
+        None,
+        ge=0,
+        description="Number of this shard; set by `rock serve --shards`, as is the next.",
+    )
+    shard_control_ports: Annotated[tuple[int, ...], BeforeValidator(_split)] = Field(
+        (), description="Control ports of all shards, comma-separated."
+    )
     max_staleness: int | None = Field(
         None, ge=0, description="Policy versions a session may span; over it, it closes as `stale`."
     )

@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 from rock.errors import LedgerError, NotFound
 from rock.modelservice import wire_groups
-from rock.modelservice.client import AdminClient
+from rock.modelservice.shards import AdminShards
 from rock.modelservice.wire import TokenRow
 from rock.rollout.events import GroupAcknowledged, GroupDone, OnEvent
 from rock.rollout.ledger import GroupConsumed, GroupPublished, GroupState
@@ -31,7 +31,7 @@ class Publisher:
     def __init__(
         self,
         directory: RunDir,
-        admin: AdminClient,
+        admin: AdminShards,
         on_event: OnEvent,
         *,
         train_chains: Collection[str],
