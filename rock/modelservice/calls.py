@@ -124,17 +124,16 @@ class Call(Ticket):
         self.pinned = record.pinned
         self.request, self.tools = _effective(record)
         """The effective canonical request as JSON, without messages and tools."""
-        self.leaf = self.attached = 0
         self.original: Original | None = None
         """What was asked, where interceptors put something else in its place."""
         self.edited_by = record.edited_by
         self.identity: Identity | None = None
         self.parent: Call | None = None
-        self.parent_choice = self.covers = 0
+        self.leaf = self.parent_choice = self.covers = 0
         self.branch: str | None = None
+        self.chain_class: ChainClass = "main"
         self.asked_at = 0.0
         """On the service's clock; its deadline counts from here."""
-        self.chain_class: ChainClass = "main"
         self.attached = 0
         """Connections that wait for this call."""
         self.cut_off = False

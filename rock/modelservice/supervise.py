@@ -24,7 +24,7 @@ from rock.config import inherited_environment
 from rock.errors import ServiceUnavailable
 from rock.modelservice.keys import Keys, read_keys
 from rock.modelservice.listening import bind, url_of
-from rock.modelservice.server import READY_FILE, Ready, read_ready
+from rock.modelservice.server import Ready, read_ready
 from rock.modelservice.settings import ServiceConfig
 
 LOG_FILE = "service.log"
