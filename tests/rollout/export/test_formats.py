@@ -62,7 +62,7 @@ def test_a_real_run_survives_every_format(
         with pytest.raises(ConfigError, match="rows=chain"):
             export(recorded_run, tmp_path / "out", name, options_of(rows=rows))
         return
-    found = equal(name, recorded_run, tmp_path / "out", rows=rows, messages=True)
+    found = equal(name, recorded_run, tmp_path / "out", rows=rows, messages=True, chains="all")
     assert len(found) == 8 * (3 if rows == "chain" else 5)
     assert any(len(set(row.mask)) == 2 for row in found)
 
