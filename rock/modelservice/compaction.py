@@ -71,8 +71,9 @@ def plan(
             marker = records.SessionArchived(
                 session=session_id,
                 key_sha256=known.key_sha256,
-                reason=known.reason,
-                limit=known.limit,
+                reason=known.over.reason,
+                limit=known.over.limit,
+                bound=known.over.bound,
                 at=known.at,
                 archive=number,
                 offset=0,

@@ -59,6 +59,7 @@ class SessionArchived(_Record, tag="session_archived"):
     length: int
     """Bytes of all of its records."""
     limit: LimitName | None = None
+    bound: float | None = None
     at: float | None = None
     """When it was closed."""
 

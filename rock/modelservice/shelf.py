@@ -16,15 +16,14 @@ from msgspec import Struct
 
 from rock.modelservice import records, segments
 from rock.modelservice.segments import Segment, Spot
-from rock.modelservice.wire import CloseReason, LimitName
+from rock.modelservice.sessions import Over
 
 
 class Retired(Struct, frozen=True):
     """What is known of a closed session without reading it."""
 
     key_sha256: bytes
-    reason: CloseReason
-    limit: LimitName | None
+    over: Over
     at: float | None
     """When it was closed, in seconds since 1970."""
 
@@ -87,7 +86,7 @@ class Shelf:
         self.places.pop(marker.session, None)
         self.archived[marker.session] = marker
         self.retired[marker.session] = Retired(
-            marker.key_sha256, marker.reason, marker.limit, marker.at
+            marker.key_sha256, Over(marker.reason, marker.limit, marker.bound), marker.at
         )
 
     def forget(self, session_id: str) -> Retired:
