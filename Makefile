@@ -25,7 +25,7 @@ test: setup      ## run the test suite (under five minutes)
 
 test-export: setup  ## the exports, read by the projects they are for (makes .venv-export, 2 GB)
 	scripts/export-envs.sh
-	@$(BIN)/pytest tests/rollout/export
+	@$(BIN)/pytest -m packages tests/rollout/export
 
 test-torch: setup  ## exported tokens against a real transformer (makes .venv-torch, 1 GB)
 	scripts/torch-env.sh "$(PYTHON)" .venv-torch
@@ -33,6 +33,10 @@ test-torch: setup  ## exported tokens against a real transformer (makes .venv-to
 
 soak-service: setup  ## break ModelService for a long time: kills, full disks, hostile content
 	@$(BIN)/pytest -m soak -s tests/modelservice
+
+test-clients: setup  ## install real agents (2.5 GB, once) and run them against ModelService
+	-@$(BIN)/python -m tests.clients.install
+	@$(BIN)/pytest -m clients -n $(WORKERS) tests/clients
 
 lint: setup      ## format check, ruff, pyright, import contracts
 	$(BIN)/ruff format --check .

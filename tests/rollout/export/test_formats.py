@@ -125,7 +125,7 @@ def test_a_newer_schema_is_refused(made_run: Path, tmp_path: Path) -> None:
 
 @pytest.mark.userns
 def test_supervised_lines_weigh_each_answer_once(recorded_run: Path, tmp_path: Path) -> None:
-    export(recorded_run, tmp_path / "out", "openai-sft", options_of(min_reward=1.0))
+    export(recorded_run, tmp_path / "out", "openai-sft", options_of(min_reward=1.0, chains="all"))
     lines: list[Any] = lines_of(tmp_path / "out" / "part-00000.jsonl")
     assert len(lines) == 4 * 3
     main = lines[0]

@@ -1,7 +1,7 @@
 """Exports read by the projects they are made for, with those projects' own code.
 
-Each has an environment of its own, made by `make test-export` (scripts/export-envs.sh); without it
-the test is skipped and says so. ROLL, prime-rl and slime cannot be installed from the index: they are
+Each has an environment of its own, made by `make test-export` (scripts/export-envs.sh), which alone
+runs these tests; a missing environment fails them. ROLL, prime-rl and slime cannot be installed from the index: they are
 checked by their published fields in test_formats.py.
 """
 
@@ -18,13 +18,13 @@ from rock.rollout.export import export, options_of, samples
 ROOT = Path(__file__).parents[3]
 READERS = Path(__file__).parent / "real"
 
-pytestmark = [pytest.mark.slow, pytest.mark.userns, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.packages, pytest.mark.slow, pytest.mark.userns, pytest.mark.timeout(300)]
 
 
 def python_of(name: str) -> Path:
     folder = ROOT / ".venv-export" / name
     if not (folder / ".ready").exists():
-        pytest.skip(f"no environment with {name} (make test-export makes it)")
+        pytest.fail(f"no environment with {name} (make test-export makes it)")
     return folder / "bin" / "python"
 
 
