@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from rock.errors import ConfigError, NotFound
+from rock.errors import ServiceUnavailable
 from rock.modelservice.fleet import ServiceFleet
 from rock.modelservice.sharding import id_prefix, shard_of, shares, split
 from rock.modelservice.shards import AdminShards, TrainerShards
@@ -209,8 +210,17 @@ async def test_a_killed_shard_comes_back_with_its_calls_and_refuses_nobody(tmp_p
             results = await trainer.complete(answers(found))
             assert [result.error for result in results] == [None, None]
             assert await again == "done"
-        assert fleet.shards[1].pid != pid
+        async with asyncio.timeout(30):
+            while not is_back(fleet, pid):  # noqa: ASYNC110 - it serves before it is known to
+                await asyncio.sleep(0.02)
         assert (await admin.session(hit.session_id)).calls == 2
+
+
+def is_back(fleet: ServiceFleet, old_pid: int) -> bool:
+    try:
+        return fleet.shards[1].pid != old_pid
+    except ServiceUnavailable:
+        return False
 
 
 async def test_a_service_of_one_process_is_used_in_the_same_way(tmp_path: Path) -> None:
