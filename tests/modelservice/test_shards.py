@@ -13,8 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from rock.errors import ConfigError, NotFound
-from rock.errors import ServiceUnavailable
+from rock.errors import ConfigError, NotFound, ServiceUnavailable
 from rock.modelservice.fleet import ServiceFleet
 from rock.modelservice.sharding import id_prefix, shard_of, shares, split
 from rock.modelservice.shards import AdminShards, TrainerShards
