@@ -132,6 +132,22 @@ async def test_a_closed_terminal_stops_a_demo_in_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.userns
+async def test_a_killed_demo_leaves_neither_service_nor_trainer_nor_sandbox(tmp_path: Path) -> None:
+    argv = ["demo", "--out", "run", "--provider", "local", "--tasks", "4"]
+    async with started(*argv, home=tmp_path) as process:
+        await wait_until(
+            lambda: (
+                any((tmp_path / "run/episodes").glob("*/*/attempt-1"))
+                and len(children_of(process.pid)) >= 3
+            )
+        )
+        family = children_of(process.pid)
+        process.send_signal(signal.SIGKILL)
+        await process.communicate()
+    await wait_until(lambda: all(gone(one) for one in family), seconds=30)
+
+
+@pytest.mark.userns
 async def test_an_engine_that_does_not_answer_at_docker_host_is_not_used(tmp_path: Path) -> None:
     extra = {"DOCKER_HOST": f"unix://{tmp_path}/absent.sock"}
     argv = ["demo", "--out", "run", "--tasks", "1", "--episodes", "1"]
