@@ -37,6 +37,8 @@ class Upkeep:
         self._folder: Path = engine.config.state_dir
         self._stop = threading.Event()
         self._running: asyncio.Task[None] | None = None
+        self._turn = asyncio.Lock()
+        """One compaction at a time, asked for or due: the second would plan with files that go."""
         self._not_before = 0.0
         self._left_over = bool(engine.journal.sealed)
         """A run before this one put files aside and did not compact them."""
@@ -95,6 +97,10 @@ class Upkeep:
     async def compact(self) -> None:
         """Put the journal's files together: what is over goes into an archive, what is too old is
         forgotten. Raises `OSError`, `JournalError`."""
+        async with self._turn:
+            await self._compact()
+
+    async def _compact(self) -> None:
         engine = self._engine
         self._forget_old()
         aside = await engine.journal.seal()

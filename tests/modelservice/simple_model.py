@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from rock.modelservice.states import ENDED_WITHOUT, OPEN, WITH_ANSWER, Event, State, next_state
+from rock.modelservice.states import ENDED_WITHOUT, OPEN, Event, State, next_state
 
 CANCEL_GRACE_SECONDS = 10.0
 RESTART_GRACE_SECONDS = 40.0
@@ -199,7 +199,3 @@ class SimpleModel:
                 call.move(Event.AGENT_LEFT)
             if call.state is State.QUEUED:
                 call.grace_end = self.now + RESTART_GRACE_SECONDS
-
-    @property
-    def answered(self) -> list[str]:
-        return self.in_state(*WITH_ANSWER)
