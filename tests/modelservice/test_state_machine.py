@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import json
 import shutil
@@ -124,7 +125,13 @@ class ServiceMachine(RuleBasedStateMachine):
     def _files(self) -> Files:
         """The journal, in as many files as it has."""
         folder = self.folder / str(self.starts)
-        return {path.name: path.read_bytes() for path in folder.glob("*.log")}
+        for _ in range(1000):
+            paths = sorted(folder.glob("*.log"))
+            with contextlib.suppress(FileNotFoundError):
+                files = {path.name: path.read_bytes() for path in paths}
+                if sorted(folder.glob("*.log")) == paths:  # no compaction came between
+                    return files
+        raise AssertionError("the journal's files never come to rest")
 
     async def _settle(self) -> None:
         """Until everything that happened is on disk."""

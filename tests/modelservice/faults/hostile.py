@@ -453,9 +453,9 @@ def requests(seed: int, targets: Sequence[Target]) -> Iterator[Hostile]:
         yield Hostile(kind, _KINDS[kind][0](rng, rng.choice(targets)))
 
 
-def large_message(rng: random.Random, target: Target, size_bytes: int) -> bytes:
-    """A good request with one message of `size_bytes`."""
-    made = copy.deepcopy(target.body)
-    made["messages"] = [{"role": "user", "content": rng.choice("aé\x00€") * size_bytes}]
-    content = json.dumps(made, ensure_ascii=False).encode()
-    return _head(target) + b"Content-Length: %d\r\n\r\n" % len(content) + content
+def large_message(key: str) -> Hostile:
+    """A good request with one message of 10 MB."""
+    messages = [{"role": "user", "content": "\u00e9" * 5_000_000}]
+    content = json.dumps({"model": "m", "messages": messages}, ensure_ascii=False).encode()
+    target = Target("/v1/chat/completions", {}, {"Authorization": f"Bearer {key}"})
+    return Hostile("body", _head(target) + b"Content-Length: %d\r\n\r\n" % len(content) + content)

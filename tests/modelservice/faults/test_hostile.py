@@ -17,14 +17,15 @@ import pytest
 from rock.errors import NotFound
 from rock.modelservice.dialects import BY_NAME
 from rock.modelservice.supervise import LOG_FILE, ServiceProcess
-from rock.testing import ScriptedPolicy
+from rock.modelservice.wire import AssistantMessage, Choice, Completion, Lease
 from tests.modelservice.faults.connection import Connection
-from tests.modelservice.faults.hostile import Hostile, Target, requests
+from tests.modelservice.faults.hostile import Hostile, Target, large_message, requests
 from tests.modelservice.live import HELLO, admin_of, answering, eventually, new_session, raw_agent
 from tests.modelservice.test_dialect_fuzz import GOLDEN
 
 ANSWER_SECONDS = 5.0
 AT_ONCE = 16
+LARGE_MESSAGES = 4
 PATIENCE_SECONDS = 0.3
 """Until the sender of what may be no whole request ends its stream."""
 SETTINGS = {"max_wait_seconds": 0.5, "max_lease_seconds": 1.0, "max_deliveries": 100_000}
@@ -187,11 +188,17 @@ def resident_bytes(pid: int) -> int:
     return 1024 * int(re.findall(r"VmRSS:\s+(\d+) kB", status)[0])
 
 
+async def hello(leases: list[Lease]) -> list[Completion]:
+    """At once and without tokens: the worker is not what is tested."""
+    choice = Choice(message=AssistantMessage(content="hello"))
+    return [Completion(lease_id=one.lease_id, choices=[choice] * one.request.n) for one in leases]
+
+
 @asynccontextmanager
 async def service_with_worker(folder: Path) -> AsyncGenerator[ServiceProcess, None]:
     async with (
         ServiceProcess(folder / "state", settings=SETTINGS, exit_with_parent=True) as service,
-        answering(service, ScriptedPolicy(lambda _: "hello")),
+        answering(service, hello),
     ):
         yield service
 
@@ -211,6 +218,7 @@ async def storm_of_agents(folder: Path, seed: int, count: int) -> None:
         before = resident_bytes(service.pid)
         session = await new_session(service)
         inputs = list(islice(requests(seed, agent_targets(session.key)), count))
+        inputs[:: count // LARGE_MESSAGES] = [large_message(session.key)] * LARGE_MESSAGES
         seen = await provoke_all(service.agent_url, inputs)
         print(f"seed {seed}: {count} inputs, {dict(seen.statuses)}, {seen.closed} closed")  # noqa: T201
         assert seen.wrong == []
@@ -239,7 +247,7 @@ async def storm_of_trainers(folder: Path, seed: int, count: int) -> None:
         print(f"seed {seed}: {count} inputs, {dict(seen.statuses)}, {seen.closed} closed")  # noqa: T201
         assert seen.wrong == []
         assert {200, 400} <= set(seen.statuses)
-        async with answering(service, ScriptedPolicy(lambda _: "hello")):
+        async with answering(service, hello):
             await check_well(service, folder)
         await drain_groups(service)
 
