@@ -92,12 +92,12 @@ def _finish(waiting: list[asyncio.Future[None]]) -> None:
 
 
 def log_inline(folder: Path) -> tuple[Append, Close]:
-    journal = Journal.open(folder, schema=1, on_record=lambda _: None, sync="process")
+    journal = Journal.open(folder, schema=1, on_record=lambda payload, place: None, sync="process")
     return journal.append, journal.close
 
 
 def log_disk(folder: Path) -> tuple[Append, Close]:
-    journal = Journal.open(folder, schema=1, on_record=lambda _: None, sync="disk")
+    journal = Journal.open(folder, schema=1, on_record=lambda payload, place: None, sync="disk")
     return journal.append, journal.close
 
 

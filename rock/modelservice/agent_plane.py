@@ -21,7 +21,15 @@ from urllib.parse import unquote
 
 import msgspec
 
-from rock.errors import BadRequest, Forbidden, NotFound, RockError, Unauthorized
+from rock.errors import (
+    BadRequest,
+    ContextLengthExceeded,
+    Forbidden,
+    NotFound,
+    RockError,
+    SessionClosed,
+    Unauthorized,
+)
 from rock.modelservice import dialects
 from rock.modelservice.auxiliary import classify
 from rock.modelservice.dialects import Dialect, ErrorReply, Exchange, Renderer
@@ -86,6 +94,8 @@ class AgentPlane:
             return self._service.authenticate(key).id != bound.id
         except Unauthorized:
             return False
+        except (SessionClosed, ContextLengthExceeded):  # closed long ago
+            return True
 
     async def _complete(
         self, session: Session, dialect: Dialect, request: Request

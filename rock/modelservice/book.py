@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from rock.errors import CallFailed, InvalidTransition, LeaseLost, NotFound, SessionClosed
+from rock.errors import CallFailed, InvalidTransition, LeaseLost, NotFound, RockError, SessionClosed
 from rock.modelservice import records
 from rock.modelservice.answer import Answer
 from rock.modelservice.calls import Call, Conversation, Original, failure
@@ -51,10 +51,24 @@ class Book:
         """The call a lease was on. Raises `NotFound`, and `LeaseLost` if the call has ended."""
         call = self.calls.get(CallId(lease_id.rpartition(".")[0]))
         if call is None:
+            self._check_retired(lease_id)
             raise NotFound(f"there is no lease {lease_id!r}")
         if call.state not in OPEN and call.answered_lease != lease_id:
             raise LeaseLost(f"call {call.id} is {call.state}; drop the work")
         return call
+
+    def _check_retired(self, lease_id: str) -> None:
+        try:
+            self.sessions.check_retired(lease_id.rpartition(".")[0].rpartition(".")[0])
+        except RockError as exc:
+            raise LeaseLost(f"{exc.message}; drop the work") from exc
+
+    def retire(self, session: Session) -> None:
+        """Put a closed session, in which nothing is open, out of memory."""
+        assert session.close_reason is not None
+        for call in self._conversations.pop(session.id).calls:
+            del self.calls[call.id]
+        self.sessions.retire(session.id, session.key_sha256, session.close_reason, session.limit)
 
     def apply(self, record: records.Record, now: float) -> None:
         """Replay one record of the journal. Records of groups are not the book's."""
@@ -63,7 +77,7 @@ class Book:
                 self.open_session(record, now)
             case records.SessionEnded():
                 session = self.sessions.get(record.session)
-                self.sessions.close(session, record.reason, record.limit)
+                self.sessions.close(session, record.reason, record.limit, at=record.at)
             case records.CallQueued():
                 self._replay_queued(record, now)
             case records.PolicyChanged():
@@ -72,6 +86,8 @@ class Book:
                 self.change_interceptors(record)
             case records.Booted():
                 self._boot(record)
+            case records.SessionArchived():
+                self.sessions.retire(record.session, record.key_sha256, record.reason, record.limit)
             case records.GroupPublished() | records.GroupAcknowledged():
                 pass
             case _:
@@ -214,9 +230,9 @@ class Book:
     def _replay_moved(self, call: Call, event: Event) -> None:
         call.move(event)
         if event is Event.CLOSE:
-            call.stored = SessionClosed()
+            call.stored = SessionClosed(f"the session was closed: {call.session.close_reason}")
         elif event is Event.GRACE_OVER:
-            call.stored = CallFailed("the agent left")
+            call.stored = CallFailed("the agent left and did not come back")
 
 
 def _replayed(graph: MessageGraph, said: records.CallQueued | records.Edited) -> Extension:

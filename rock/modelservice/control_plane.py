@@ -223,7 +223,7 @@ class ControlPlane:
             raise UpstreamUnauthorized(backend.refused)
 
     async def _session(self, request: Request, name: str) -> Reply:
-        return _ok(self._service.session_info(SessionId(name)))
+        return _ok(await self._service.read_session_info(SessionId(name)))
 
     async def _close_session(self, request: Request, name: str) -> Reply:
         reason = (await _read(request, wire.SessionClose)).reason
@@ -232,7 +232,7 @@ class ControlPlane:
         return _ok(info)
 
     async def _trajectory(self, request: Request, name: str) -> Reply:
-        return _ok(self._service.trajectory(SessionId(name)))
+        return _ok(await self._service.read_trajectory(SessionId(name)))
 
     async def _interceptors(self, request: Request, name: str) -> Reply:
         return _ok(self._service.interceptors())

@@ -37,6 +37,7 @@ from rock.modelservice.outbox import Outbox
 from rock.modelservice.queue import CallQueue, Held, Ticket
 from rock.modelservice.sessions import Session
 from rock.modelservice.settings import ServiceConfig
+from rock.modelservice.shelf import Retired, Shelf
 from rock.modelservice.states import OPEN, Event, State
 from rock.modelservice.timers import Timers
 from rock.modelservice.wire import CloseReason, LimitName
@@ -72,7 +73,10 @@ class Engine:
         self._walls = Timers()
         self._idles = Timers()
         hooks = Hooks(config.hooks)
-        self._groups: list[records.GroupPublished | records.GroupAcknowledged] = []
+        self._retirements = Timers()
+        self._groups: dict[str, records.GroupPublished | None] = {}
+        """As replayed; None once acknowledged."""
+        self.shelf = Shelf()
         self.journal = Journal.open(
             config.state_dir,
             schema=records.SCHEMA,
@@ -105,6 +109,8 @@ class Engine:
         for session in self.book.sessions:
             if session.open:
                 self._time_session(session, now)
+            else:
+                self._retirements.set(session.id, now + self.config.evict_seconds)
         for call in self.book.calls.values():
             if call.said is not None and not self._holds_back(call):
                 call.visible = len(call.said)
@@ -130,11 +136,25 @@ class Engine:
     # --- records ---
 
     def write(self, record: records.Record, then: Then | None = None) -> asyncio.Future[None]:
-        return self.journal.append(records.encode(record), then)
+        payload = records.encode(record)
+        return self._append(record, payload, then)
 
     def note(self, record: records.Record, then: Then | None = None) -> None:
         """Write a record that nobody waits for."""
-        self.journal.note(records.encode(record), then)
+        self._note(record, records.encode(record), then)
+
+    def _append(
+        self, record: records.Record, payload: bytes, then: Then | None = None
+    ) -> asyncio.Future[None]:
+        place = self.journal.next_place
+        written = self.journal.append(payload, then)
+        self.shelf.index(record, place)
+        return written
+
+    def _note(self, record: records.Record, payload: bytes, then: Then | None = None) -> None:
+        place = self.journal.next_place
+        self.journal.note(payload, then)
+        self.shelf.index(record, place)
 
     # --- sessions ---
 
@@ -144,7 +164,7 @@ class Engine:
         session = self.book.open_session(record, now)
         self._time_session(session, now)
         self.observer.session_opened(session)
-        return self.journal.append(payload)
+        return self._append(record, payload)
 
     def close_session(
         self,
@@ -156,14 +176,14 @@ class Engine:
     ) -> None:
         """Close and, with `cancel`, end the session's open calls. The first reason stands."""
         if session.open:
-            self.book.sessions.close(session, reason, limit)
+            at = self.wall()
+            self.book.sessions.close(session, reason, limit, at=at)
+            self._retirements.set(session.id, self.clock() + self.config.evict_seconds)
             self._session_ends.drop(session.id)
             self._walls.drop(session.id)
             self._idles.drop(session.id)
             self.observer.session_closed(session)
-            record = records.SessionEnded(
-                session=session.id, reason=reason, limit=limit, at=self.wall()
-            )
+            record = records.SessionEnded(session=session.id, reason=reason, limit=limit, at=at)
             self.note(record, lambda: self._tell_closed(session.id))
         if cancel and session.parked:
             for call in self.book.conversation(session.id).calls:
@@ -181,7 +201,7 @@ class Engine:
         self.book.change_interceptors(record)
         self.interceptors.replace_all(self.book.interceptors)
         self.observer.interceptors_changed(record)
-        return self.journal.append(payload)
+        return self._append(record, payload)
 
     # --- calls ---
 
@@ -202,7 +222,7 @@ class Engine:
         self.connections += 1
         self._time_call(call)
         self.observer.asked(call, trace)
-        return call, self.journal.append(payload, lambda: self._let_claim(call))
+        return call, self._append(record, payload, lambda: self._let_claim(call))
 
     def attach(self, call: Call) -> None:
         """One more connection waits for the call."""
@@ -251,7 +271,7 @@ class Engine:
         self._take_out(call, Event.COMPLETE)
         self.book.store_answer(call, record)
         self.observer.answered(call, record, held, self.clock())
-        self.journal.note(payload, lambda: self._show(call))
+        self._note(record, payload, lambda: self._show(call))
 
     def end(self, call: Call, event: Event, error: RockError) -> None:
         """End an open call without an answer."""
@@ -268,7 +288,7 @@ class Engine:
         call.stored = error
         call.forget_spans()
         self.observer.ended(call, event, error)
-        self.journal.note(payload, lambda: self._show(call))
+        self._note(record, payload, lambda: self._show(call))
 
     def take_back(self, held: Held) -> None:
         """Give a lease's call to other workers, and tell its own."""
@@ -302,6 +322,7 @@ class Engine:
             self.end(self.book.calls[CallId(name)], Event.GRACE_OVER, CallFailed(message))
         self.notices.forget(now)
         self._end_sessions(now)
+        self._retire_due(now)
 
     def _end_sessions(self, now: float) -> None:
         for name in self._session_ends.due(now):
@@ -323,17 +344,31 @@ class Engine:
         """An interceptor may still change what was said, unless an agent has read of it."""
         return not call.shown and bool(self.interceptors.matching("response", call.session.labels))
 
-    def _replay(self, payload: bytes) -> None:
+    def _replay(self, payload: bytes, place: int) -> None:
         try:
             record = records.decoder.decode(payload)
-            if isinstance(record, records.GroupPublished | records.GroupAcknowledged):
-                self._groups.append(record)
+            self.shelf.index(record, place)
+            if isinstance(record, records.GroupPublished):
+                self._groups.setdefault(record.group_id, record)
+            elif isinstance(record, records.GroupAcknowledged):
+                self._groups[record.group_id] = None
             else:
-                self.book.apply(record, self._moment(record))
+                self._replay_session(record)
         except (msgspec.DecodeError, RecursionError, RockError, LookupError) as exc:
             raise JournalError(
                 f"the journal in {self.config.state_dir} says what cannot have happened: {exc}"
             ) from exc
+
+    def _replay_session(self, record: records.Record) -> None:
+        session_id = records.session_of(record)
+        archived = isinstance(record, records.SessionArchived)
+        if session_id is not None and session_id in self.shelf and not archived:
+            return  # such as `sent`, after it was closed
+        self.book.apply(record, self._moment(record))
+        if session_id is not None and session_id in self.book.sessions:
+            session = self.book.sessions.get(session_id)
+            if not session.open and not session.parked:
+                self._retire(session)  # at once: what is over is not read into memory
 
     def _moment(self, record: records.Record) -> float:
         """When a record was written, on this run's clock; now, if it does not say."""
@@ -344,13 +379,34 @@ class Engine:
         return now
 
     def _recover_groups(self) -> None:
-        for record in self._groups:
-            if isinstance(record, records.GroupPublished):
-                self.outbox.publish(record.group_id, bytes(record.group))
-                self.outbox.offer(record.group_id)
+        for group_id, record in self._groups.items():
+            if record is None:
+                self.outbox.publish(group_id, b"")
+                self.outbox.acknowledge(group_id)
             else:
-                self.outbox.acknowledge(record.group_id)
+                self.outbox.publish(group_id, bytes(record.group))
+                self.outbox.offer(group_id)
         self._groups.clear()
+
+    def _retire(self, session: Session) -> None:
+        """Put a closed session out of memory; its records stay where the shelf says."""
+        assert session.close_reason is not None
+        self.shelf.retired[session.id] = Retired(
+            session.key_sha256, session.close_reason, session.limit, session.closed_at
+        )
+        self.book.retire(session)
+
+    def _retire_due(self, now: float) -> None:
+        for name in self._retirements.due(now):
+            session = self.book.sessions.get(name)
+            calls = self.book.conversation(session.id).calls
+            at_rest = not session.parked and not any(
+                call.attached or call.outcome is None for call in calls
+            )
+            if at_rest and self.shelf.places[name][-1] < self.journal.written_place:
+                self._retire(session)
+            else:
+                self._retirements.set(name, now + max(1.0, self.config.evict_seconds))
 
     def _gauges(self) -> Gauges:
         now, policy = self.clock(), self.book.policy

@@ -12,7 +12,9 @@ from rock.modelservice.answer import Answer, AnswerChoice
 from rock.modelservice.book import Book
 from rock.modelservice.calls import Call, Conversation
 from rock.modelservice.rows import build_rows
-from rock.modelservice.wire import CanonicalRequest, Choice, Trajectory, TrajectoryCall
+from rock.modelservice.sessions import Session
+from rock.modelservice.states import State
+from rock.modelservice.wire import CanonicalRequest, Choice, SessionInfo, Trajectory, TrajectoryCall
 from rock.types import SessionId
 
 
@@ -31,6 +33,28 @@ def trajectory(book: Book, session_id: SessionId) -> Trajectory:
         calls=[_call(conversation, call) for call in calls],
         rows=build_rows(call.tokens for call in calls if call.tokens is not None),
         untrainable=dict(Counter(_untrainable(call) for call in calls if _untrainable(call))),
+    )
+
+
+def session_info(session: Session, age_seconds: float | None) -> SessionInfo:
+    """`age_seconds` is that of the last call."""
+    counts = session.counts
+    return SessionInfo(
+        session_id=session.id,
+        state="open" if session.open else "closed",
+        labels=dict(session.labels),
+        calls=session.calls,
+        queued=counts[State.QUEUED],
+        leased=counts[State.LEASED],
+        answered=counts[State.ANSWERED] + counts[State.DELIVERED],
+        undelivered=counts[State.UNDELIVERED],
+        failed=counts[State.FAILED],
+        cancelled=counts[State.CANCELLED],
+        close_reason=session.close_reason,
+        limit=session.limit,
+        prompt_tokens=session.prompt_tokens,
+        completion_tokens=session.completion_tokens,
+        last_call_age_seconds=age_seconds,
     )
 
 

@@ -1,4 +1,5 @@
-"""The journal: one append-only file, the only truth about sessions and calls.
+"""The journal: append-only files, the only truth about sessions and calls. This is the writing half,
+`segments` reads.
 
 `append` returns a future that is done once the record is as safe as the sync level promises:
 
@@ -10,7 +11,8 @@ Group commit without a timer: whatever is appended in one turn of the event loop
 
 If a write fails, nothing of its batch is acknowledged, the file is cut back to its last good
 record, and every later append raises the same `JournalError`: memory may be ahead of the disk, so
-only a restart, which reads the disk, goes on. The file's format is described in `docs/journal.md`.
+only a restart, which reads the disk, goes on. `seal` puts the file aside and goes on in a new one, so
+that compaction can work on files that do not change. The format is described in `docs/journal.md`.
 """
 
 from __future__ import annotations
@@ -19,26 +21,21 @@ import asyncio
 import contextlib
 import fcntl
 import logging
-import mmap
 import os
-import re
 import time
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO
 
-import msgspec
+from msgspec.structs import replace
 
 from rock.errors import JournalError
+from rock.modelservice import segments
+from rock.modelservice.segments import FILE_NAME, OnRecord, Segment, frame
 from rock.modelservice.settings import SyncLevel
 
-FILE_NAME = "journal.log"
 LOCK_NAME = "journal.lock"
 
-_PREFIX_BYTES = 18
-_PREFIX = re.compile(rb"([0-9a-f]{8}) ([0-9a-f]{8}) ")
 _MAX_RECORD_BYTES = 2**32 - 1
 
 log = logging.getLogger(__name__)
@@ -46,23 +43,31 @@ log = logging.getLogger(__name__)
 Then = Callable[[], None]
 
 
-class _Header(msgspec.Struct, tag_field="t", tag="header"):
-    schema: int
-
-
-def frame(payload: bytes) -> bytes:
-    """One record as it stands in the file: length, CRC-32, payload, newline."""
-    return b"%08x %08x %b\n" % (len(payload), zlib.crc32(payload), payload)
-
-
 class Journal:
     """An open, locked journal. `open` it, `append`, `close` it."""
 
-    def __init__(self, fd: int, lock_fd: int, size: int, *, path: Path, sync: SyncLevel) -> None:
+    def __init__(
+        self,
+        fd: int,
+        lock_fd: int,
+        active: Segment,
+        *,
+        sealed: list[Segment],
+        number: int,
+        schema: int,
+        sync: SyncLevel,
+    ) -> None:
+        self._schema = schema
         self._fd = fd
         self._lock_fd = lock_fd
-        self._path = path
-        self._good_bytes = size
+        self._path = active.path
+        self._active = active
+        self._good_bytes = active.offset(active.end)
+        self._pending_bytes = 0
+        self._number = number
+        self._sealing: asyncio.Future[list[Segment]] | None = None
+        self.sealed = sealed
+        """The files before the active one."""
         self._frames: list[bytes] = []
         self._waiting: list[tuple[asyncio.Future[None] | None, Then | None]] = []
         self._scheduled = False
@@ -80,10 +85,11 @@ class Journal:
         state_dir: Path,
         *,
         schema: int,
-        on_record: Callable[[bytes], None],
+        on_record: OnRecord,
         sync: SyncLevel = "process",
     ) -> Journal:
-        """Lock the journal in `state_dir`, hand every record to `on_record`, and be ready to append.
+        """Lock the journal in `state_dir`, hand every record and its place to `on_record`, and be ready
+        to append. A file of an older schema is read and sealed; a new one has `schema`.
 
         Makes the directory (0700) and the file (0600) if they are missing. An incomplete last record
         is what a kill in the middle of a write leaves: it was never acknowledged and is cut off with
@@ -94,17 +100,30 @@ class Journal:
         try:
             state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock_fd = _lock(state_dir / LOCK_NAME)
+            paths, number = segments.tidy(state_dir)
+            sealed = [
+                segments.check_whole(segments.replay(one, schema=schema, on_record=on_record), one)
+                for one in paths
+            ]
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-            size = _recover(path, fd, schema=schema, on_record=on_record)
-            if size == 0:
-                size = _start(fd, state_dir, schema=schema)
+            active = _recover(path, fd, schema=schema, on_record=on_record)
+            if active is not None and active.schema < schema:
+                number += 1
+                sealed.append(_put_aside(active, number))
+                closing, fd = fd, -1
+                os.close(closing)
+                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+                active = None
+            if active is None:
+                start = sealed[-1].end if sealed else segments.ORIGIN
+                active = _start(fd, path, schema=schema, start=start)
         except OSError as exc:
             _close(fd, lock_fd)
             raise JournalError(f"the journal {path} cannot be used: {exc.strerror or exc}") from exc
         except BaseException:
             _close(fd, lock_fd)
             raise
-        return cls(fd, lock_fd, size, path=path, sync=sync)
+        return cls(fd, lock_fd, active, sealed=sealed, number=number, schema=schema, sync=sync)
 
     @property
     def error(self) -> JournalError | None:
@@ -113,7 +132,42 @@ class Journal:
 
     @property
     def size_bytes(self) -> int:
+        """Of the active file."""
         return self._good_bytes
+
+    @property
+    def next_place(self) -> int:
+        """Where the next record will be."""
+        active = self._active
+        return active.start + self._good_bytes + self._pending_bytes - active.head_bytes
+
+    @property
+    def written_place(self) -> int:
+        """Records before it are in the file."""
+        return self.next_place - self._pending_bytes
+
+    @property
+    def segments(self) -> list[Segment]:
+        """Every file, in order, as far as it is written."""
+        return [*self.sealed, replace(self._active, end=self.written_place)]
+
+    async def seal(self) -> list[Segment]:
+        """Put the active file aside and go on in a new one; all files that are aside now, in order.
+
+        Records appended so far and not yet written may come into the new one. Raises `JournalError`.
+        """
+        if self._error is not None:
+            raise self._error
+        if self._sealing is None:
+            self._sealing = asyncio.get_running_loop().create_future()
+            self._schedule()
+        return await asyncio.shield(self._sealing)
+
+    def replace_sealed(self, base: Segment, until: int) -> list[Segment]:
+        """From now on `base` stands for every file that ends at `until` or before; returns those."""
+        gone = [one for one in self.sealed if one.end <= until]
+        self.sealed = [base, *(one for one in self.sealed if one.end > until)]
+        return gone
 
     def append(self, payload: bytes, then: Then | None = None) -> asyncio.Future[None]:
         """Write one record. The future is done once it is safe; cancelling it unwrites nothing.
@@ -168,7 +222,9 @@ class Journal:
             raise self._error
         if len(payload) > _MAX_RECORD_BYTES:
             raise JournalError(f"a record of {len(payload)} bytes is too large for the journal")
-        self._frames.append(frame(payload))
+        framed = frame(payload)
+        self._frames.append(framed)
+        self._pending_bytes += len(framed)
         if future is not None or then is not None:
             self._waiting.append((future, then))
         self._schedule()
@@ -181,6 +237,8 @@ class Journal:
     def _flush(self) -> None:
         self._scheduled = False
         if self._error is not None or self._syncing is not None:
+            return
+        if self._sealing is not None and not self._seal_now():
             return
         if not self._frames and not self._waiting:
             return
@@ -195,7 +253,7 @@ class Journal:
             self._give_up(exc)
             return
         if self._thread is None:
-            self._good_bytes += len(batch)
+            self._wrote(len(batch))
             self._committed(began, len(frames), len(batch))
             _acknowledge(waiting)
             return
@@ -219,11 +277,37 @@ class Journal:
             self._waiting = waiting + self._waiting
             self._give_up(error)
             return
-        self._good_bytes += batch_bytes
+        self._wrote(batch_bytes)
         self._committed(began, count, batch_bytes)
         _acknowledge(waiting)
-        if self._waiting or self._frames:
+        if self._waiting or self._frames or self._sealing is not None:
             self._flush()
+
+    def _wrote(self, count: int) -> None:
+        self._good_bytes += count
+        self._pending_bytes -= count
+
+    def _seal_now(self) -> bool:
+        """Between two writes; whether it went well."""
+        sealing, self._sealing = self._sealing, None
+        active = self.segments[-1]
+        try:
+            aside = _put_aside(active, self._number + 1)
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+            old, self._fd = self._fd, fd
+            os.close(old)
+            self._active = _start(fd, self._path, schema=self._schema, start=active.end)
+        except OSError as exc:
+            if sealing is not None:
+                sealing.cancel()
+            self._give_up(exc)
+            return False
+        self._number += 1
+        self._good_bytes = self._active.head_bytes
+        self.sealed.append(aside)
+        if sealing is not None and not sealing.done():
+            sealing.set_result(list(self.sealed))
+        return True
 
     def _committed(self, began: float, count: int, size: int) -> None:
         if self.on_commit is not None:
@@ -246,6 +330,8 @@ class Journal:
         self._error = error
         waiting, self._waiting = self._waiting, []
         self._frames.clear()
+        if self._sealing is not None and not self._sealing.done():
+            self._sealing.set_exception(error)
         for future, _ in waiting:
             if future is not None and not future.done():
                 future.set_exception(error)
@@ -294,82 +380,36 @@ def _close(*fds: int) -> None:
             os.close(fd)
 
 
-# --- reading ---
+def _put_aside(active: Segment, number: int) -> Segment:
+    path = segments.sealed_path(active.path.parent, number)
+    active.path.rename(path)
+    return replace(active, path=path)
 
 
-def _start(fd: int, folder: Path, *, schema: int) -> int:
-    header = frame(msgspec.json.encode(_Header(schema)))
+def _start(fd: int, path: Path, *, schema: int, start: int) -> Segment:
+    """Begin an empty file."""
+    header = segments.header(schema, start)
     _write(fd, header)
     os.fdatasync(fd)
-    folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    sync_folder(path.parent)  # the file's name must be as safe as its first record
+    return Segment(path, schema, start, start, len(header))
+
+
+def sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(folder_fd)  # the file's name must be as safe as its first record
+        os.fsync(fd)
     finally:
-        os.close(folder_fd)
-    return len(header)
+        os.close(fd)
 
 
-def _recover(path: Path, fd: int, *, schema: int, on_record: Callable[[bytes], None]) -> int:
-    """Replay the file into `on_record`; how many bytes of it are good."""
-    with path.open("rb", buffering=1 << 20) as file:
-        records = _records(file)
-        first = next(records, None)
-        if first is not None:
-            _check_header(path, first[1], schema)
-        good = first[0] if first else 0
-        for end, payload in records:
-            on_record(payload)
-            good = end
+def _recover(path: Path, fd: int, *, schema: int, on_record: OnRecord) -> Segment | None:
+    """Replay the active file and cut what is torn; None if it is empty."""
+    segment = segments.replay(path, schema=schema, on_record=on_record)
+    good = 0 if segment is None else segment.offset(segment.end)
     size = os.fstat(fd).st_size
     if good < size:
-        _check_torn(path, good)
+        segments.check_torn(path, good)
         log.warning("%s: cut %d bytes of an incomplete last record", path, size - good)
         os.ftruncate(fd, good)
-    return good
-
-
-def _records(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """(end offset, payload) of each good record, up to the first bad one or the end."""
-    end = 0
-    while True:
-        prefix = _PREFIX.fullmatch(file.read(_PREFIX_BYTES))
-        if prefix is None:
-            return
-        length = int(prefix[1], 16)
-        body = file.read(length + 1)
-        if len(body) != length + 1 or body[-1] != 0x0A:
-            return
-        payload = body[:-1]
-        if zlib.crc32(payload) != int(prefix[2], 16):
-            return
-        end += _PREFIX_BYTES + length + 1
-        yield end, payload
-
-
-def _check_header(path: Path, payload: bytes, schema: int) -> None:
-    try:
-        header = msgspec.json.decode(payload, type=_Header)
-    except msgspec.DecodeError as exc:
-        raise JournalError(f"{path} is not a journal of rock: {exc}") from exc
-    if header.schema > schema:
-        raise JournalError(
-            f"{path} has schema {header.schema}, this version of rock reads up to {schema}; "
-            "use the newer version"
-        )
-
-
-def _check_torn(path: Path, good: int) -> None:
-    """Raises `JournalError` if a good record follows the bad one at `good`: not a torn tail."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        for match in _PREFIX.finditer(content, good + 1):
-            start = match.end()
-            end = start + int(match[1], 16)
-            if (
-                end < len(content)
-                and content[end] == 0x0A
-                and zlib.crc32(content[start:end]) == int(match[2], 16)
-            ):
-                raise JournalError(
-                    f"{path} is corrupt at byte {good}: good records follow from byte "
-                    f"{match.start()} on. Restore it from a copy, or move it away to start empty"
-                )
+    return segment

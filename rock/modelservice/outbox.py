@@ -80,6 +80,9 @@ class Outbox:
             )
         return group_id
 
+    def acknowledged_ids(self) -> list[str]:
+        return [name for name, entry in self._entries.items() if entry.acknowledged]
+
     def acknowledge(self, group_id: str) -> None:
         """The group is consumed; its content is dropped."""
         entry = self._entries[group_id]

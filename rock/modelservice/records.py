@@ -46,6 +46,23 @@ class SessionEnded(_Record, tag="session_closed"):
     at: float | None = None
 
 
+class SessionArchived(_Record, tag="session_archived"):
+    """Compaction put the records of a closed session into an archive; this is what is left of it."""
+
+    session: str
+    key_sha256: bytes
+    reason: CloseReason
+    archive: int
+    """Number of the archive's file."""
+    offset: int
+    """Bytes from the file's beginning to its first record."""
+    length: int
+    """Bytes of all of its records."""
+    limit: LimitName | None = None
+    at: float | None = None
+    """When it was closed."""
+
+
 class Edited(Struct, omit_defaults=True):
     """The request that interceptors made of the one that was asked; fields as in `CallQueued`."""
 
@@ -167,6 +184,7 @@ Record = (
     Booted
     | SessionOpened
     | SessionEnded
+    | SessionArchived
     | CallQueued
     | OfCall
     | InterceptorSet
@@ -175,6 +193,21 @@ Record = (
     | GroupPublished
     | GroupAcknowledged
 )
+
+
+def session_of(record: Record) -> str | None:
+    """The session that a record is about; None for records of groups, boots, interceptors
+    and the policy."""
+    match record:
+        case SessionOpened() | SessionEnded() | SessionArchived():
+            return record.session
+        case Booted() | PolicyChanged() | GroupPublished() | GroupAcknowledged():
+            return None
+        case InterceptorSet() | InterceptorRemoved():
+            return None
+        case _:
+            return record.call.rpartition(".")[0]
+
 
 decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 encoder = msgspec.json.Encoder()

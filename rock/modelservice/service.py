@@ -24,6 +24,7 @@ from rock.errors import (
 )
 from rock.modelservice import export, limits, records, wire
 from rock.modelservice.answer import Answer, AnswerChoice
+from rock.modelservice.book import Book
 from rock.modelservice.calls import Asked, Call, Conversation, pins_set
 from rock.modelservice.engine import Engine
 from rock.modelservice.intercepting import InterceptingSide, intercepted
@@ -35,6 +36,7 @@ from rock.modelservice.states import Event, State
 from rock.modelservice.timers import epoch_seconds
 from rock.modelservice.trainer import TrainerSide
 from rock.modelservice.underway import UnderwaySide
+from rock.modelservice.upkeep import Upkeep
 from rock.types import Clock, SessionId, SessionKey
 
 __all__ = [
@@ -91,6 +93,7 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
         UnderwaySide.__init__(self, engine)
         InterceptingSide.__init__(self, engine)
         RolloutSide.__init__(self, engine)
+        self._upkeep = Upkeep(engine)
 
     @property
     def config(self) -> ServiceConfig:
@@ -122,6 +125,7 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
         Raises `JournalError` if the journal is locked, newer than this code, corrupt or unwritable.
         """
         engine = Engine(config, clock, wall)
+        service: ModelService | None = None
         ticker: asyncio.Task[None] | None = None
         try:
             await engine.start()
@@ -132,7 +136,7 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
             if ticker is not None:
                 ticker.cancel()
             engine.stop()
-            closing = asyncio.ensure_future(engine.journal.close())
+            closing = asyncio.ensure_future(_close(engine, service))
             try:
                 await asyncio.shield(closing)
             except asyncio.CancelledError:
@@ -143,6 +147,12 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
         """Do what is due now: expire leases, end calls and sessions. Runs by itself several times a
         second; tests that move the clock by hand call it."""
         self._engine.tick()
+        self._upkeep.tick()
+
+    async def compact(self) -> None:
+        """Compact the journal now; it does so by itself when it has grown. Raises `JournalError`, and
+        `OSError` if there is no room."""
+        await self._upkeep.compact()
 
     def metrics(self) -> bytes:
         """In Prometheus' text format."""
@@ -159,7 +169,7 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
                 due = loop.time() + TICK_SECONDS
                 await asyncio.sleep(TICK_SECONDS)
                 lag.observe(max(0.0, loop.time() - due))
-                self._engine.tick()
+                self.tick()
 
     # --- sessions ---
 
@@ -176,37 +186,30 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
     ) -> wire.SessionInfo:
         """Revoke the session and cancel its open calls at once. Closing twice keeps the first
         reason. Raises `NotFound`."""
-        session = self._book.sessions.get(session_id)
-        self._engine.close_session(session, reason)
-        await self._engine.journal.barrier()
-        return self.session_info(session_id)
+        if session_id not in self._engine.shelf:
+            self._engine.close_session(self._book.sessions.get(session_id), reason)
+            await self._engine.journal.barrier()
+        return await self.read_session_info(session_id)
 
     def session(self, session_id: SessionId) -> Session:
         """Raises `NotFound`. A closed session is still found; `submit` refuses it."""
         return self._book.sessions.get(session_id)
 
     def session_info(self, session_id: SessionId) -> wire.SessionInfo:
-        """Raises `NotFound`. `answered` counts delivered answers too."""
-        session = self._book.sessions.get(session_id)
-        counts = session.counts
-        age = None if session.last_call_at is None else self._engine.clock() - session.last_call_at
-        return wire.SessionInfo(
-            session_id=session.id,
-            state="open" if session.open else "closed",
-            labels=dict(session.labels),
-            calls=session.calls,
-            queued=counts[State.QUEUED],
-            leased=counts[State.LEASED],
-            answered=counts[State.ANSWERED] + counts[State.DELIVERED],
-            undelivered=counts[State.UNDELIVERED],
-            failed=counts[State.FAILED],
-            cancelled=counts[State.CANCELLED],
-            close_reason=session.close_reason,
-            limit=session.limit,
-            prompt_tokens=session.prompt_tokens,
-            completion_tokens=session.completion_tokens,
-            last_call_age_seconds=age,
-        )
+        """Raises `NotFound`. `answered` counts delivered answers too. Blocks for a session that has to
+        be read from the disk; `read_session_info` does not."""
+        return self._info(self._upkeep.book_of(session_id), session_id)
+
+    async def read_session_info(self, session_id: SessionId) -> wire.SessionInfo:
+        """`session_info`, wherever the session is."""
+        return self._info(await self._upkeep.book_later(session_id), session_id)
+
+    def _info(self, book: Book, session_id: SessionId) -> wire.SessionInfo:
+        session = book.sessions.get(session_id)
+        age = None
+        if book is self._book and session.last_call_at is not None:
+            age = self._engine.clock() - session.last_call_at
+        return export.session_info(session, age)
 
     def authenticate(self, key: str) -> Session:
         """The session a key opens, closed or not. Raises `Unauthorized`."""
@@ -226,7 +229,7 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
         leaving. Raises `SessionClosed`, `QueueFull`, `ContextLengthExceeded` (a limit of the
         session), `BadRequest`, `JournalError`.
         """
-        if session.close_reason != "limit":
+        if session.close_reason != "limit" or session.id in self._engine.shelf:
             _check_open(session)
         request = incoming.request
         _check_request(request)
@@ -347,12 +350,23 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
     # --- export ---
 
     def trajectory(self, session_id: SessionId) -> wire.Trajectory:
-        """Every call of a session and the token rows they make. Raises `NotFound`."""
-        return export.trajectory(self._book, session_id)
+        """Every call of a session and the token rows they make. Raises `NotFound`. Blocks for a session
+        that has to be read from the disk; `read_trajectory` does not."""
+        return export.trajectory(self._upkeep.book_of(session_id), session_id)
+
+    async def read_trajectory(self, session_id: SessionId) -> wire.Trajectory:
+        """`trajectory`, wherever the session is."""
+        return export.trajectory(await self._upkeep.book_later(session_id), session_id)
 
     def exported_call(self, session_id: SessionId, call_id: str) -> wire.TrajectoryCall:
         """One call of a session, as in its trajectory. Raises `NotFound`."""
-        return export.one_call(self._book, session_id, call_id)
+        return export.one_call(self._upkeep.book_of(session_id), session_id, call_id)
+
+
+async def _close(engine: Engine, service: ModelService | None) -> None:
+    if service is not None:
+        await service._upkeep.close()  # pyright: ignore[reportPrivateUsage] - its own other half
+    await engine.journal.close()
 
 
 def _check_open(session: Session) -> None:

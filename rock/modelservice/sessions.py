@@ -9,7 +9,13 @@ import hashlib
 import secrets
 from collections.abc import Iterator
 
-from rock.errors import NotFound, Unauthorized
+from rock.errors import (
+    ContextLengthExceeded,
+    NotFound,
+    RockError,
+    SessionClosed,
+    Unauthorized,
+)
 from rock.modelservice.states import State
 from rock.modelservice.wire import CloseReason, LimitName, SessionSpec, Usage
 from rock.types import Labels, PolicyVersion, SessionId, SessionKey, WorkerId
@@ -36,10 +42,12 @@ class Session:
         "arrival",
         "calls",
         "close_reason",
+        "closed_at",
         "completion_tokens",
         "counts",
         "first_sampled_version",
         "id",
+        "key_sha256",
         "last_call_at",
         "limit",
         "opened_at",
@@ -65,6 +73,9 @@ class Session:
         self.opened_at = now
         self.last_call_at: float | None = None
         self.close_reason: CloseReason | None = None
+        self.key_sha256 = b""
+        self.closed_at: float | None = None
+        """In seconds since 1970."""
         self.limit: LimitName | None = None
         """Which limit closed it, if one did."""
         self.prompt_tokens = 0
@@ -126,12 +137,25 @@ class Session:
         return version - first > bound
 
 
+def refusal(reason: CloseReason, limit: LimitName | None) -> RockError:
+    """What the agent of a closed session hears, from what little is kept of one."""
+    if reason == "limit":
+        return ContextLengthExceeded(
+            "This model's maximum context length is used up: the session's limit "
+            f"{limit or 'max_calls'} is reached."
+        )
+    return SessionClosed(f"this session is closed: {reason}")
+
+
 class Sessions:
     """Every session of the service, by id and by key."""
 
     def __init__(self) -> None:
         self._by_id: dict[SessionId, Session] = {}
-        self._by_key: dict[bytes, Session] = {}
+        self._by_key: dict[bytes, Session | SessionId] = {}
+        self._retired: dict[SessionId, tuple[CloseReason, LimitName | None]] = {}
+        """Closed sessions that are no longer in memory."""
+        self._added = 0
         self.open_count = 0
         self.totals: dict[State, int] = dict.fromkeys(State, 0)
         """Calls of all sessions by state."""
@@ -140,17 +164,22 @@ class Sessions:
         return iter(self._by_id.values())
 
     def add(self, id: SessionId, key_sha256: bytes, spec: SessionSpec, *, now: float) -> Session:
-        arrival = len(self._by_id)
-        session = Session(id, spec, arrival=arrival, now=now, totals=self.totals)
+        session = Session(id, spec, arrival=self._added, now=now, totals=self.totals)
+        session.key_sha256 = key_sha256
+        self._added += 1
         self._by_id[id] = session
         self._by_key[key_sha256] = session
         self.open_count += 1
         return session
 
+    def __contains__(self, session_id: str) -> bool:
+        return SessionId(session_id) in self._by_id
+
     def get(self, session_id: str) -> Session:
-        """Raises `NotFound`."""
+        """Raises `NotFound`, and what an agent hears for a session that is out of memory."""
         session = self._by_id.get(SessionId(session_id))
         if session is None:
+            self.check_retired(session_id)
             raise NotFound(f"there is no session {session_id!r}")
         return session
 
@@ -160,11 +189,42 @@ class Sessions:
         session = self._by_key.get(key_hash(key))
         if session is None:
             raise Unauthorized("this key opens no session of this service")
+        if not isinstance(session, Session):
+            self.check_retired(session)
+            raise Unauthorized("this key opens no session of this service any more")
         return session
 
-    def close(self, session: Session, reason: CloseReason, limit: LimitName | None = None) -> None:
+    def check_retired(self, session_id: str) -> None:
+        """Raises what an agent hears if the session is closed and out of memory."""
+        over = self._retired.get(SessionId(session_id))
+        if over is not None:
+            raise refusal(*over)
+
+    def retire(
+        self, session_id: str, key_sha256: bytes, reason: CloseReason, limit: LimitName | None
+    ) -> None:
+        """A closed session is no longer in memory; its key still says that it is closed."""
+        gone = SessionId(session_id)
+        self._by_id.pop(gone, None)
+        self._by_key[key_sha256] = gone
+        self._retired[gone] = (reason, limit)
+
+    def forget(self, session_id: str, key_sha256: bytes) -> None:
+        """A retired session is gone from the disk too: its key opens nothing."""
+        self._retired.pop(SessionId(session_id), None)
+        self._by_key.pop(key_sha256, None)
+
+    def close(
+        self,
+        session: Session,
+        reason: CloseReason,
+        limit: LimitName | None = None,
+        *,
+        at: float | None = None,
+    ) -> None:
         """The first reason stands."""
         if session.close_reason is None:
             session.close_reason = reason
             session.limit = limit
+            session.closed_at = at
             self.open_count -= 1

@@ -93,6 +93,21 @@ class ServiceConfig(Strict):
         "process",
         description="`process`: acknowledged data survives kill -9; `disk`: a power failure too.",
     )
+    evict_seconds: float = Field(
+        300.0,
+        ge=0,
+        description="How long a closed session stays in memory; later it is read from the journal.",
+    )
+    keep_closed_seconds: float = Field(
+        7 * 86_400.0,
+        ge=0,
+        description="How long a closed session stays on disk; compaction then forgets it.",
+    )
+    compact_bytes: int = Field(
+        256 * 1024 * 1024,
+        ge=4096,
+        description="Size of the active journal file, and of the base, over which it is compacted.",
+    )
     max_staleness: int | None = Field(
         None, ge=0, description="Policy versions a session may span; over it, it closes as `stale`."
     )

@@ -16,7 +16,8 @@ import pytest
 from rock import process
 from rock.config import inherited_environment
 from rock.errors import JournalError
-from rock.modelservice.journal import FILE_NAME, Journal, frame
+from rock.modelservice.journal import Journal
+from rock.modelservice.segments import FILE_NAME, frame
 from rock.modelservice.settings import SyncLevel
 
 LEVELS: list[SyncLevel] = ["process", "disk"]
@@ -26,7 +27,10 @@ def opened(
     folder: Path, *, schema: int = 1, sync: SyncLevel = "process"
 ) -> tuple[Journal, list[bytes]]:
     found: list[bytes] = []
-    return Journal.open(folder, schema=schema, on_record=found.append, sync=sync), found
+    journal = Journal.open(
+        folder, schema=schema, on_record=lambda payload, place: found.append(payload), sync=sync
+    )
+    return journal, found
 
 
 async def reread(folder: Path) -> list[bytes]:
@@ -223,7 +227,7 @@ from pathlib import Path
 from rock.modelservice.journal import Journal
 
 async def main():
-    journal = Journal.open(Path(sys.argv[1]), schema=1, on_record=lambda _: None, sync=sys.argv[2])
+    journal = Journal.open(Path(sys.argv[1]), schema=1, on_record=lambda payload, place: None, sync=sys.argv[2])
     async def write(name):
         number = 0
         while True:

@@ -26,7 +26,8 @@ from rock import process
 from rock.config import inherited_environment
 from rock.errors import JournalError, ServiceUnavailable
 from rock.modelservice.client import AdminClient, TrainerClient
-from rock.modelservice.journal import FILE_NAME, LOCK_NAME
+from rock.modelservice.journal import LOCK_NAME
+from rock.modelservice.segments import FILE_NAME
 from rock.modelservice.supervise import LOG_FILE, ServiceProcess
 from rock.modelservice.wire import Trajectory
 from tests.modelservice.faults import reconcile
