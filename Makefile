@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Many tests wait for processes, so more workers than cores is right.
 WORKERS ?= 4
 
-.PHONY: help setup demo test check lint fmt clean
+.PHONY: help setup demo test soak-service check lint fmt clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -22,6 +22,9 @@ demo: setup      ## run the whole loop: agents, ModelService, trainer, grades
 
 test: setup      ## run the test suite (under five minutes)
 	@$(BIN)/pytest -n $(WORKERS)
+
+soak-service: setup  ## break ModelService for a long time: kills, full disks, hostile content
+	@$(BIN)/pytest -m soak -s tests/modelservice
 
 lint: setup      ## format check, ruff, pyright, import contracts
 	$(BIN)/ruff format --check .

@@ -2,9 +2,9 @@
 
 Every session asks 30 times and its body grows to 400 KB, as an agent's history does; all sessions go
 turn by turn together, so that the CPU of each turn is known. After each turn the same bodies are
-sent once more with a value that is refused (`n` 0): what that costs is reading the body (HTTP, JSON,
-the checks of each message), which no server that is sent the whole history can avoid. What is left
-is the cost of the turn itself.
+sent once more with an Idempotency-Key that was used for the first turn, and refused: what that costs
+is reading the body (HTTP, JSON, the checks of each message, the comparison with what is known),
+which no server that is sent the whole history can avoid. What is left is the cost of the turn itself.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Turn:
     cpu_us: float
     """Of the service, per call."""
     read_cpu_us: float
-    """Of the service, for a request with the same body that is refused once it is read."""
+    """Of the service, for a request with the same body that is refused once it is read; 0 for the
+    first turn."""
     per_second: float
 
 
@@ -72,14 +73,15 @@ class Talk:
 
     def request(self, turn: int) -> bytes:
         self._messages += [self._said] * (turn > 0) + [self._heard[turn]]
-        return self._post(b"1")
+        return self._post(keyed=turn == 0)
 
     def refused(self) -> bytes:
-        return self._post(b"0")
+        return self._post(keyed=True)
 
-    def _post(self, n: bytes) -> bytes:
-        body = b'{"model":"policy","messages":[%b],"n":%b}' % (b", ".join(self._messages), n)
-        return post(PATH, body, key=self._key)
+    def _post(self, *, keyed: bool) -> bytes:
+        body = b'{"model":"policy","messages":[%b]}' % b", ".join(self._messages)
+        more = "Idempotency-Key: first\r\n" if keyed else ""
+        return post(PATH, body, key=self._key, headers=more)
 
 
 async def growing(sessions: int, folder: Path) -> History:
@@ -98,9 +100,11 @@ async def growing(sessions: int, folder: Path) -> History:
             asked = [talk.request(turn) for talk in talks]
             cpu, per_second, bad = await _round(load, asked, target.pid)
             errors += bad
-            refused = [talk.refused() for talk in talks]
-            read_cpu, _, answered = await _round(load, refused, target.pid)
-            errors += sessions - answered  # every one must be refused
+            read_cpu = 0.0
+            if turn > 0:
+                refused = [talk.refused() for talk in talks]
+                read_cpu, _, answered = await _round(load, refused, target.pid)
+                errors += sessions - answered  # every one must be refused
             turns.append(Turn(turn + 1, len(asked[0]), cpu, read_cpu, per_second))
         memory = resident_bytes(target.pid) - memory
     return _summed(sessions, turns, errors, memory)

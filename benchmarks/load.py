@@ -178,10 +178,10 @@ async def connected(
             await asyncio.wait([connection.closed for connection in connections], timeout=10)
 
 
-def post(path: str, body: bytes, *, key: str, host: str = "127.0.0.1") -> bytes:
-    """One HTTP/1.1 POST with a JSON body and a bearer key."""
+def post(path: str, body: bytes, *, key: str, headers: str = "") -> bytes:
+    """One HTTP/1.1 POST with a JSON body and a bearer key; `headers` are more lines with their ends."""
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {key}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {key}\r\n"
+        f"Content-Type: application/json\r\n{headers}Content-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body

@@ -32,7 +32,10 @@ ProviderName = Literal["auto", "docker", "local"]
 def demo(
     tasks: Annotated[int, typer.Option(min=1, max=164, help="HumanEval tasks.")] = 12,
     episodes: Annotated[int, typer.Option(min=1, max=64, help="Episodes per task.")] = 4,
-    concurrency: Annotated[int, typer.Option(min=1, max=256, help="Episodes at once.")] = 8,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(min=1, max=256, help="Episodes at once.", show_default="2 per core"),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the scripted policy.")] = 0,
     provider: Annotated[ProviderName, typer.Option(help="Who makes sandboxes.")] = "auto",
     out: Annotated[
@@ -64,11 +67,21 @@ def serve(
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="A setting, see docs/settings.md."),
     ] = None,
+    shards: Annotated[
+        int | None,
+        typer.Option(min=1, max=256, help="Processes, each with its own journal and ports."),
+    ] = None,
 ) -> None:
     """Run ModelService until interrupted: agents ask it, a trainer answers over its API."""
     from rock.cli.serve import run_serve
 
-    run_serve(state_dir, backends=backend or [], api_base=api_base, settings=set_ or [])
+    run_serve(
+        state_dir,
+        backends=backend or [],
+        api_base=api_base,
+        settings=set_ or [],
+        shards=shards,
+    )
 
 
 @app.command()

@@ -7,6 +7,7 @@ the unmodified `rock/demo/agent.py` in sandboxes without a network; the trainer 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import sysconfig
 from collections.abc import AsyncGenerator
@@ -35,7 +36,13 @@ LIBRARIES_PATH = "/opt/rock-demo/libraries"
 
 
 def run_demo(
-    *, tasks: int, episodes: int, concurrency: int, seed: int, provider: str, out: Path | None
+    *,
+    tasks: int,
+    episodes: int,
+    concurrency: int | None,
+    seed: int,
+    provider: str,
+    out: Path | None,
 ) -> None:
     problems()  # says how to install the tasks, before anything starts
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
@@ -44,7 +51,7 @@ def run_demo(
             "tasks": f"humaneval:0-{tasks - 1}",
             "agent": _agent(),
             "episodes_per_task": episodes,
-            "concurrency": concurrency,
+            "concurrency": concurrency or 2 * (os.cpu_count() or 1),
             "provider": provider,
             "seed": seed,
             "out": (out or Path("runs", f"demo-{stamp}")).resolve(),

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shlex
+import shutil
 import signal
+import sys
 from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,10 +41,15 @@ def run_file(file: Path, *, changes: Mapping[str, Any], state_dir: Path | None) 
 def print_result(result: RunResult) -> None:
     typer.echo(as_text(result.report))
     typer.echo(f"groups: {result.groups}, taken by the trainer: {result.consumed}")
-    typer.echo(f"run directory: {result.directory}")
+    here = Path.cwd()
+    directory = result.directory
+    shown = directory.relative_to(here) if directory.is_relative_to(here) else directory
+    typer.echo(f"run directory: {shown}")
     if result.report.tasks:
-        episode = f"{result.report.tasks[0].name}/0"
-        typer.echo(f"one trajectory: rock show {result.directory} {episode}")
+        command = [sys.argv[0], "show", str(shown), f"{result.report.tasks[0].name}/0"]
+        if shutil.which("rock") == shutil.which(sys.argv[0]):
+            command[0] = "rock"
+        typer.echo(f"one trajectory: {shlex.join(command)}")
     if result.failure:
         typer.echo(f"rock: {result.failure}", err=True)
 

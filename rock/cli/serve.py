@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,10 +15,11 @@ from rock.config import read_environment, validated
 from rock.errors import ConfigError, ServiceUnavailable
 from rock.modelservice import logs
 from rock.modelservice.backends import policy_for
-from rock.modelservice.client import AdminClient
+from rock.modelservice.fleet import ServiceFleet
 from rock.modelservice.keys import read_keys
 from rock.modelservice.server import Ready, read_ready, run
 from rock.modelservice.settings import ServiceConfig
+from rock.modelservice.shards import AdminShards
 from rock.modelservice.wire import SessionCreated, SessionLimits, SessionSpec
 
 
@@ -31,14 +33,48 @@ def run_serve(
     backends: Sequence[str],
     api_base: str | None,
     settings: Sequence[str],
+    shards: int | None = None,
 ) -> None:
     folder = service_dir(state_dir)
     values: dict[str, Any] = {**pairs(settings, "--set"), "state_dir": folder}
     environment = read_environment()
     logs.configure(environment.log_level, environment.log_format)
     config = validated(ServiceConfig, values, source="rock serve --set")
+    if shards is not None:
+        given = pairs(settings, "--set")
+        fleet = ServiceFleet(
+            folder, shards=shards, settings=given, backends=backends, api_base=api_base
+        )
+        asyncio.run(_run_fleet(fleet))
+        return
+    if any(folder.glob("shard-*")):
+        raise ConfigError(f"{folder} is the state of a service of several shards; use --shards")
     policies = {name: policy_for(name, api_base=api_base) for name in backends}
     run(config, policies=policies, on_ready=lambda ready: _announce(folder, ready))
+
+
+async def _run_fleet(fleet: ServiceFleet) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    starting = asyncio.ensure_future(fleet.__aenter__())
+    stopped = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            return
+        starting.result()
+        for number, url in enumerate(fleet.agent_urls):
+            typer.echo(f"agents:   {url}/v1   (shard {number}; a key for one: rock session)")
+        keys = fleet.state_dir / "keys.json"
+        typer.echo(f"trainer:  {fleet.control_url}      (of all shards; its key: {keys})")
+        typer.echo("Ctrl-C stops them; their journals keep every call.")
+        await stopped
+    finally:
+        for task in (starting, stopped):
+            task.cancel()
+        await asyncio.gather(starting, stopped, return_exceptions=True)
+        await fleet.stop()
 
 
 def _announce(folder: Path, ready: Ready) -> None:
@@ -67,7 +103,7 @@ def open_session(
 
 
 async def _create(url: str, key: str, spec: SessionSpec) -> SessionCreated:
-    async with AdminClient(url, key) as admin:
+    async with AdminShards(url, key) as admin:
         return await admin.create_session(spec)
 
 

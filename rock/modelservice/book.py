@@ -15,8 +15,9 @@ from rock.modelservice import records
 from rock.modelservice.answer import Answer
 from rock.modelservice.calls import Call, Conversation, Original, failure
 from rock.modelservice.graph import AnswerRef, Extension, MessageGraph
+from rock.modelservice.limits import bound_of
 from rock.modelservice.rows import CallTokens, Sample
-from rock.modelservice.sessions import Session, Sessions
+from rock.modelservice.sessions import Over, Session, Sessions
 from rock.modelservice.spans import Said
 from rock.modelservice.states import OPEN, Event, State
 from rock.modelservice.wire_interceptors import Interceptor
@@ -63,12 +64,14 @@ class Book:
         except RockError as exc:
             raise LeaseLost(f"{exc.message}; drop the work") from exc
 
-    def retire(self, session: Session) -> None:
-        """Put a closed session, in which nothing is open, out of memory."""
+    def retire(self, session: Session) -> Over:
+        """Put a closed session, in which nothing is open, out of memory; why it was closed."""
         assert session.close_reason is not None
         for call in self._conversations.pop(session.id).calls:
             del self.calls[call.id]
-        self.sessions.retire(session.id, session.key_sha256, session.close_reason, session.limit)
+        over = Over(session.close_reason, session.limit, bound_of(session))
+        self.sessions.retire(session.id, session.key_sha256, over)
+        return over
 
     def apply(self, record: records.Record, now: float) -> None:
         """Replay one record of the journal. Records of groups are not the book's."""
@@ -87,7 +90,8 @@ class Book:
             case records.Booted():
                 self._boot(record)
             case records.SessionArchived():
-                self.sessions.retire(record.session, record.key_sha256, record.reason, record.limit)
+                over = Over(record.reason, record.limit, record.bound)
+                self.sessions.retire(record.session, record.key_sha256, over)
             case records.GroupPublished() | records.GroupAcknowledged():
                 pass
             case _:
@@ -189,9 +193,7 @@ class Book:
         call.fingerprint = record.fingerprint
         graph = self._conversations[call.session.id].graph
         for number, choice in enumerate(record.choices):
-            said = {**msgspec.structs.asdict(choice.message), "role": "assistant"}
-            message = records.encoder.encode(said)
-            graph.add_answer(call.leaf, AnswerRef(call.number, number), message)
+            graph.add_answer(call.leaf, AnswerRef(call.number, number), choice.message)
         call.session.use(record.usage)
         if call.session.first_sampled_version is None:
             call.session.first_sampled_version = _first_version(record)

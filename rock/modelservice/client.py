@@ -28,6 +28,7 @@ from rock.errors import (
     BadRequest,
     JournalError,
     ModelServiceError,
+    NotFound,
     ServiceUnavailable,
     error_for,
 )
@@ -82,6 +83,13 @@ class ControlClient:
         http, self._http = self._http, None
         if http is not None:
             await http.close()
+
+    async def shards(self) -> list[int]:
+        """Ports of all shards' control planes, this one's among them; none if it is the only one."""
+        try:
+            return (await self._call("GET", "/trainer/v1/shards", wire.ShardPorts)).control_ports
+        except NotFound:  # a service of before there were shards
+            return []
 
     async def _call(
         self,

@@ -78,8 +78,9 @@ def plan(
             marker = records.SessionArchived(
                 session=session_id,
                 key_sha256=known.key_sha256,
-                reason=known.reason,
-                limit=known.limit,
+                reason=known.over.reason,
+                limit=known.over.limit,
+                bound=known.over.bound,
                 at=known.at,
                 archive=number,
                 offset=0,
@@ -89,6 +90,9 @@ def plan(
         else:  # its last records are in the active file; the next compaction archives it
             live[session_id] = places[: bisect_left(places, end)]
     others = {f"group {name}": place for name, place in shelf.groups.items() if place < end}
+    others |= {
+        f"interceptor {name}": place for name, place in shelf.interceptors.items() if place < end
+    }
     others |= {f"boot {n}": place for n, place in enumerate(shelf.boots) if place < end}
     if shelf.policy is not None and shelf.policy < end:
         others["policy"] = shelf.policy

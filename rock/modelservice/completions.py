@@ -10,6 +10,7 @@ import hashlib
 import secrets
 from dataclasses import dataclass
 
+import msgspec
 from msgspec.structs import replace
 
 from rock.errors import BadRequest
@@ -21,6 +22,8 @@ from rock.modelservice.spans import Said, runs
 from rock.modelservice.wire import AssistantMessage, Choice, Completion, Usage, VersionSpan
 from rock.types import PolicyVersion
 
+_plain = msgspec.msgpack.Encoder()
+"""For fingerprints: twice as fast as JSON on numbers."""
 EDITED = "edited"
 
 
@@ -45,7 +48,7 @@ def prepare(completion: Completion) -> Prepared:
     if prompt is not None:
         completion = replace(completion, prompt_token_ids=None)
     try:
-        mark = hashlib.blake2b(records.encoder.encode(completion), digest_size=16)
+        mark = hashlib.blake2b(_plain.encode(completion), digest_size=16)
     except UnicodeEncodeError as exc:
         raise BadRequest(f"the completion is not valid Unicode: {exc}", param="choices") from exc
     mark.update(prompt or b"")
@@ -157,17 +160,16 @@ def _reason_against_said(said: Said, version: PolicyVersion | None) -> str | Non
 def _choice(
     choice: Choice, version: PolicyVersion | None, said: Said | None, *, trainable: bool
 ) -> AnswerChoice:
-    answer = AnswerChoice(
-        message=_with_call_ids(choice.message), finish_reason=choice.finish_reason
-    )
+    message, finish = _with_call_ids(choice.message), choice.finish_reason
     if not trainable:
-        return answer
+        return AnswerChoice(message=message, finish_reason=finish)
     logprobs = tokens.pack_logprobs(choice.logprobs or ())
     before = said.logprobs if said is not None else None
     if before is not None:
         logprobs = before + logprobs[len(before) :]
-    return replace(
-        answer,
+    return AnswerChoice(
+        message=message,
+        finish_reason=finish,
         packed_ids=tokens.pack_ids(choice.token_ids or ()),
         packed_logprobs=logprobs,
         version_spans=_versions(choice, version, said),
@@ -179,6 +181,8 @@ def _versions(
 ) -> tuple[VersionSpan, ...] | None:
     """Who sampled what: the spans as they came, then what the worker says of the rest. None if all
     of it is `version`."""
+    if said is None and choice.version_spans is None:
+        return None
     total = len(choice.token_ids or ())
     before = said.versions() if said is not None and said.ids is not None else []
     known = sum(span.tokens for span in before)

@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 MAX_HEAD_BYTES = 64 * 1024
 MAX_AHEAD = 16
 """Requests sent ahead of replies; over it, reading pauses."""
+MAX_AHEAD_BYTES = 1 << 20
+"""The same for their bodies together."""
 LINGER_SECONDS = 10.0
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 STREAM_HEAD = (
@@ -202,6 +204,7 @@ class Connection(asyncio.Protocol):
         self.seen_at = self._loop.time()
         if self._deaf:
             return
+        begun = self._arriving
         try:
             self._parser.feed_data(data)
         except HttpParserUpgrade:
@@ -210,14 +213,19 @@ class Connection(asyncio.Protocol):
                 self._queue[-1].keep_alive = False
         except HttpParserError as exc:
             self._broken(exc)
-        if self._arriving is not None:
+        if begun is not None and self._arriving is begun:
+            # What came with the end of the request before is not counted: it is one read at most.
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
                 self._broken(BadRequest(f"the head is over {MAX_HEAD_BYTES} bytes"))
         if self.task is None:
             self._next()
-        elif len(self._queue) > MAX_AHEAD:
+        elif len(self._queue) > 1 and self._far_ahead():
             self._transport.pause_reading()
+
+    def _far_ahead(self) -> bool:
+        waiting = sum(incoming.size for incoming in self._queue) - self._queue[0].size
+        return len(self._queue) > MAX_AHEAD or waiting > MAX_AHEAD_BYTES
 
     def _broken(self, exc: Exception) -> None:
         """What follows on this connection cannot be understood."""
@@ -309,8 +317,11 @@ class Connection(asyncio.Protocol):
             await self._write(incoming, reply)
         except ConnectionError:
             reply.lost()
-        except BaseException:
+        except BaseException as exc:
             reply.lost()
+            if not isinstance(exc, asyncio.CancelledError):
+                log.error("a reply could not be written: %s", type(exc).__name__)
+                self._transport.abort()  # or its reader would wait for the rest for ever
             raise
         else:
             reply.sent()
@@ -437,7 +448,7 @@ def _head(reply: Reply, keep_alive: bool) -> bytes:
     key = (reply.status, reply.content_type)
     start = _STARTS.get(key)
     if start is None:
-        phrase = HTTPStatus(reply.status).phrase
+        phrase = _PHRASES.get(reply.status, "")
         text = f"HTTP/1.1 {reply.status} {phrase}\r\nContent-Type: {reply.content_type}\r\n"
         start = _STARTS[key] = text.encode() + b"Content-Length: "
     more = b""
@@ -448,6 +459,8 @@ def _head(reply: Reply, keep_alive: bool) -> bytes:
     return b"%b%d\r\n%b\r\n" % (start, len(reply.body), more)
 
 
+_PHRASES = {status.value: status.phrase for status in HTTPStatus}
+"""A status that nobody registered (529) has none."""
 _STARTS: dict[tuple[int, str], bytes] = {}
 """Status line and content type, of the few that there are."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 from urllib.parse import unquote
 
@@ -56,13 +57,15 @@ class ControlPlane:
         keys: Keys,
         *,
         agent_url: str,
+        attach_path: Path,
         backends: Mapping[str, Backend],
         detach: Callable[[str], Awaitable[None]],
     ) -> None:
-        """`agent_url` is the base of session URLs; `detach` ends a session's lent listeners."""
+        """`agent_url` is the base of session URLs; `attach_path` and `detach` are of `attach`: `detach` ends a session's lent listeners."""
         self._service = service
         self._keys = keys
         self._agent_url = agent_url
+        self._attach_path = attach_path
         self._backends = backends
         self._detach = detach
         self._routes: dict[str, dict[str, Callable[[Request, str], Awaitable[Reply]]]] = {
@@ -76,6 +79,7 @@ class ControlPlane:
             "/trainer/v1/fail": {"POST": self._fail},
             "/trainer/v1/policy": {"POST": self._policy, "GET": self._policy_status},
             "/trainer/v1/stats": {"GET": self._stats},
+            "/trainer/v1/shards": {"GET": self._shards},
             "/trainer/v1/rollouts/claim": {"POST": self._claim_groups},
             "/trainer/v1/rollouts/ack": {"POST": self._ack_groups},
             "/metrics": {"GET": self._metrics},
@@ -133,7 +137,7 @@ class ControlPlane:
 
     async def _claim(self, request: Request, name: str) -> Reply:
         body = await _read(request, wire.ClaimRequest)
-        _at_least("max_leases", body.max_leases, 1)
+        _at_least("max_leases", body.max_leases, 0)
         _at_least("lease_seconds", body.lease_seconds, 0.01)
         _at_least("wait_seconds", body.wait_seconds, 0)
         reply = await self._service.claim(body)
@@ -179,6 +183,9 @@ class ControlPlane:
     async def _stats(self, request: Request, name: str) -> Reply:
         return _ok(self._service.stats())
 
+    async def _shards(self, request: Request, name: str) -> Reply:
+        return _ok(wire.ShardPorts(control_ports=list(self._service.config.shard_control_ports)))
+
     async def _claim_groups(self, request: Request, name: str) -> Reply:
         body = await _read(request, wire_groups.RolloutClaimRequest)
         _at_least("max_groups", body.max_groups, 1)
@@ -207,7 +214,14 @@ class ControlPlane:
         self._check_backend(spec.backend)
         new = await self._service.create_session(spec)
         base_url = f"{self._agent_url}/s/{new.key}/v1"
-        return _ok(wire.SessionCreated(session_id=new.session_id, key=new.key, base_url=base_url))
+        return _ok(
+            wire.SessionCreated(
+                session_id=new.session_id,
+                key=new.key,
+                base_url=base_url,
+                attach_path=str(self._attach_path),
+            )
+        )
 
     def _check_backend(self, name: str) -> None:
         if name == "queue":

@@ -367,7 +367,7 @@ class Engine:
         self.book.apply(record, self._moment(record))
         if session_id is not None and session_id in self.book.sessions:
             session = self.book.sessions.get(session_id)
-            if not session.open and not session.parked:
+            if not session.open and not session.parked and not session.counts[State.ANSWERED]:
                 self._retire(session)  # at once: what is over is not read into memory
 
     def _moment(self, record: records.Record) -> float:
@@ -390,11 +390,8 @@ class Engine:
 
     def _retire(self, session: Session) -> None:
         """Put a closed session out of memory; its records stay where the shelf says."""
-        assert session.close_reason is not None
-        self.shelf.retired[session.id] = Retired(
-            session.key_sha256, session.close_reason, session.limit, session.closed_at
-        )
-        self.book.retire(session)
+        over = self.book.retire(session)
+        self.shelf.retired[session.id] = Retired(session.key_sha256, over, session.closed_at)
 
     def _retire_due(self, now: float) -> None:
         for name in self._retirements.due(now):

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 
 from msgspec import Raw, Struct
 
-from rock.modelservice.messages import Described, describe
+from rock.modelservice.messages import Described, describe, describe_answer
+from rock.modelservice.wire import AssistantMessage
 
 _ROOT = 0
 _SYSTEM_ROLES = ("system", "developer")
@@ -71,6 +72,8 @@ class MessageGraph:
 
     def __init__(self) -> None:
         self._blobs: list[bytes] = []
+        self._raws: list[Raw] = []
+        """The same bytes: what was sent compares with them without being copied."""
         self._described: list[Described | None] = []
         self._numbers: dict[bytes, int] = {}
         # As-sent nodes; index 0 is the root. `latest` is the child that was added last.
@@ -97,8 +100,7 @@ class MessageGraph:
     def locate(self, messages: Sequence[Raw], tools: Raw | None = None) -> Located:
         """How much of a request is known; changes nothing. The cost is that of reading it."""
         node, covered = _ROOT, 0
-        sent = [bytes(message) for message in messages]
-        for message in sent:
+        for message in messages:
             child = self._known_child(node, message)
             if child is None:
                 break
@@ -106,7 +108,8 @@ class MessageGraph:
             covered += 1
         tools_sent = None if tools is None else bytes(tools)
         tools_known = tools_sent is None or tools_sent in self._numbers
-        return Located(node, sent[covered:], tools_sent, not sent[covered:] and tools_known)
+        rest = [bytes(message) for message in messages[covered:]]
+        return Located(node, rest, tools_sent, not rest and tools_known)
 
     def number_of(self, blob: bytes | None) -> int | None:
         return None if blob is None else self._numbers.get(blob)
@@ -134,6 +137,7 @@ class MessageGraph:
         for blob in blobs:
             self._numbers[blob] = len(self._blobs)
             self._blobs.append(blob)
+            self._raws.append(Raw(blob))
             self._described.append(None)
         node, known = base, self._depth[base]
         still_known = True
@@ -189,9 +193,9 @@ class MessageGraph:
 
     # --- answers ---
 
-    def add_answer(self, leaf: int, ref: AnswerRef, message: bytes) -> None:
-        """Add the answer (as JSON) to the request that ends in the as-sent node `leaf`."""
-        described = describe(message)
+    def add_answer(self, leaf: int, ref: AnswerRef, message: AssistantMessage) -> None:
+        """Add the answer to the request that ends in the as-sent node `leaf`."""
+        described = describe_answer(message)
         node, _ = self._normal_child(self._normal[leaf], described)
         self._answers[node] = ref
         for call_id in described.call_ids:
@@ -215,7 +219,7 @@ class MessageGraph:
         """The request that ends in `leaf`, byte for byte, without its first `after` messages."""
         found: list[Raw] = []
         for _ in range(self._depth[leaf] - after):
-            found.append(Raw(self._blobs[self._blob[leaf]]))
+            found.append(self._raws[self._blob[leaf]])
             leaf = self._parent[leaf]
         found.reverse()
         return found
@@ -225,12 +229,12 @@ class MessageGraph:
 
     # --- nodes ---
 
-    def _known_child(self, node: int, message: bytes) -> int | None:
+    def _known_child(self, node: int, message: Raw) -> int | None:
         # The usual case compares bytes with the path taken last, and hashes nothing.
         latest = self._latest[node]
-        if latest != _ROOT and self._blobs[self._blob[latest]] == message:
+        if latest != _ROOT and self._raws[self._blob[latest]] == message:
             return latest
-        number = self._numbers.get(message)
+        number = self._numbers.get(bytes(message))
         return None if number is None else self._children.get(node << 32 | number)
 
     def _add(self, parent: int, number: int) -> tuple[int, bool]:

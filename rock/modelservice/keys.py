@@ -62,5 +62,19 @@ def ensure_keys(state_dir: Path) -> Keys:
     return read_keys(state_dir)
 
 
+def share_keys(owner: Path, other: Path) -> None:
+    """Give `other` the keys of `owner`, whatever it had. Raises ConfigError."""
+    keys = read_keys(owner)
+    path = other / FILE_NAME
+    draft = path.with_name(f"{FILE_NAME}.{os.getpid()}")
+    try:
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(msgspec.json.encode(keys))
+        draft.replace(path)
+    except OSError as exc:
+        raise ConfigError(f"{path}: cannot be written ({exc.strerror})") from exc
+
+
 def _random() -> str:
     return secrets.token_urlsafe(32)

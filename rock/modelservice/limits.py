@@ -7,16 +7,9 @@ real agents stop cleanly, the session records which limit it was.
 
 from __future__ import annotations
 
-from rock.errors import ContextLengthExceeded
-from rock.modelservice.sessions import Session
+from rock.errors import RockError
+from rock.modelservice.sessions import Over, Session
 from rock.modelservice.wire import LimitName
-
-_SAID: dict[str, str] = {
-    "max_calls": "{bound} calls",
-    "max_prompt_tokens": "{bound} prompt tokens",
-    "max_completion_tokens": "{bound} completion tokens",
-    "max_wall_seconds": "{bound} seconds",
-}
 
 
 def used_up(session: Session) -> LimitName | None:
@@ -42,11 +35,11 @@ def completion_room(session: Session, choices: int) -> int | None:
     return max(1, (bound - session.completion_tokens) // max(1, choices))
 
 
-def refusal(session: Session) -> ContextLengthExceeded:
+def refusal(session: Session) -> RockError:
     """What the agent of a session closed by a limit hears."""
-    name = session.limit or "max_calls"
-    bound = getattr(session.spec.limits, name)
-    said = _SAID[name].format(bound=bound)
-    return ContextLengthExceeded(
-        f"This model's maximum context length is used up: the session's limit of {said} is reached."
-    )
+    return Over("limit", session.limit, bound_of(session)).refusal()
+
+
+def bound_of(session: Session) -> float | None:
+    """The bound that closed the session, if one did."""
+    return None if session.limit is None else getattr(session.spec.limits, session.limit)

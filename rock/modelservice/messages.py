@@ -15,6 +15,8 @@ from typing import Any, cast
 import msgspec
 from msgspec import Raw, Struct
 
+from rock.modelservice.wire import AssistantMessage
+
 _EMPTY = (b"null", b'""', b"[]", b"{}")
 _ASSISTANT_FIELDS = ("content", "tool_calls", "function_call")
 """What an assistant message is; clients drop and invent the other fields."""
@@ -56,6 +58,15 @@ def describe(message: bytes) -> Described:
         return _describe(_fields.decode(message))
     except (msgspec.DecodeError, UnicodeError, RecursionError, ValueError):
         return Described(_digest([b"unreadable", message]), "")
+
+
+def describe_answer(message: AssistantMessage) -> Described:
+    """The same for what the model said, without a detour over JSON where it is only text."""
+    if message.tool_calls:
+        said = {**msgspec.structs.asdict(message), "role": "assistant"}
+        return describe(msgspec.json.encode(said))
+    text = (message.content or "").strip()
+    return Described(_digest([b"assistant", text.encode()]), "assistant")
 
 
 def _describe(fields: dict[str, Raw]) -> Described:

@@ -7,6 +7,7 @@ No label holds anything that an agent chose, so that their number is bounded.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 
 from msgspec import Struct, field
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -79,6 +80,11 @@ class Metrics:
         self.records = counter("journal_records", "Records written.")
         self.lag = histogram("event_loop_lag_seconds", "How late the event loop is.", _LAG)
         registry.register(_Now(read))
+        # Finding the child of a label costs as much as counting; these are counted for every call.
+        self.asked_in = cache(self.asked.labels)
+        self.wait_for = cache(self.wait.labels)
+        self.answer_of = cache(self.answer.labels)
+        self.tokens_of = cache(self.tokens.labels)
 
     def text(self) -> bytes:
         """The exposition format."""

@@ -48,18 +48,20 @@ class Observer:
     # --- calls ---
 
     def asked(self, call: Call, trace: Mapping[str, str]) -> None:
-        self.metrics.asked.labels(call.dialect).inc()
-        self.spans.start(
-            call.id,
-            trace,
-            {
-                "call_id": call.id,
-                "session_id": call.session_id,
-                "dialect": call.dialect,
-                "backend": call.backend,
-            },
-        )
-        log.debug("call asked", extra=about(call_id=call.id, session_id=call.session_id))
+        self.metrics.asked_in(call.dialect).inc()
+        if self.spans.recording:
+            self.spans.start(
+                call.id,
+                trace,
+                {
+                    "call_id": call.id,
+                    "session_id": call.session_id,
+                    "dialect": call.dialect,
+                    "backend": call.backend,
+                },
+            )
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("call asked", extra=about(call_id=call.id, session_id=call.session_id))
 
     def attached(self, call: Call) -> None:
         self.metrics.reattached.inc()
@@ -80,10 +82,10 @@ class Observer:
                 ),
             )
         else:
-            self.metrics.wait.labels(call.backend).observe(max(0.0, held.since - call.asked_at))
-        self.spans.event(
-            call.id, "claimed", {"worker_id": held.worker_id, "delivery": call.deliveries}
-        )
+            self.metrics.wait_for(call.backend).observe(max(0.0, held.since - call.asked_at))
+        if self.spans.recording:
+            seen = {"worker_id": held.worker_id, "delivery": call.deliveries}
+            self.spans.event(call.id, "claimed", seen)
 
     def expired(self, call: Call) -> None:
         self.metrics.expired.inc()
@@ -98,17 +100,23 @@ class Observer:
     ) -> None:
         metrics = self.metrics
         metrics.answered.inc()
-        metrics.answer.labels(call.backend).observe(max(0.0, now - call.asked_at))
+        metrics.answer_of(call.backend).observe(max(0.0, now - call.asked_at))
         if held is not None:
             metrics.lease.observe(max(0.0, now - held.since))
+        if record.usage is not None:
+            metrics.tokens_of("prompt").inc(record.usage.prompt_tokens)
+            metrics.tokens_of("completion").inc(record.usage.completion_tokens)
+        if record.untrainable is not None:
+            metrics.untrainable.labels(reason_class(record.untrainable)).inc()
+        if self.spans.recording or log.isEnabledFor(logging.DEBUG):
+            self._tell_answered(call, record)
+
+    def _tell_answered(self, call: Call, record: records.CallAnswered) -> None:
         seen: dict[str, str | int | float | bool] = {"deliveries": call.deliveries}
         if record.usage is not None:
-            metrics.tokens.labels("prompt").inc(record.usage.prompt_tokens)
-            metrics.tokens.labels("completion").inc(record.usage.completion_tokens)
             seen["prompt_tokens"] = record.usage.prompt_tokens
             seen["completion_tokens"] = record.usage.completion_tokens
         if record.untrainable is not None:
-            metrics.untrainable.labels(reason_class(record.untrainable)).inc()
             seen["untrainable"] = reason_class(record.untrainable)
         if record.policy_version is not None:
             seen["policy_version"] = record.policy_version

@@ -59,6 +59,7 @@ class SessionArchived(_Record, tag="session_archived"):
     length: int
     """Bytes of all of its records."""
     limit: LimitName | None = None
+    bound: float | None = None
     at: float | None = None
     """When it was closed."""
 
@@ -196,8 +197,7 @@ Record = (
 
 
 def session_of(record: Record) -> str | None:
-    """The session that a record is about; None for records of groups, boots, interceptors
-    and the policy."""
+    """The session that a record is about; None for one about the whole service."""
     match record:
         case SessionOpened() | SessionEnded() | SessionArchived():
             return record.session

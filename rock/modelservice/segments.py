@@ -31,6 +31,9 @@ ORIGIN = 1 << 40
 what it stands for."""
 PREFIX_BYTES = 18
 _PREFIX = re.compile(rb"([0-9a-f]{8}) ([0-9a-f]{8}) ")
+_NEXT = re.compile(rb"(?<=\n)" + _PREFIX.pattern)
+"""Where a record can begin behind another. A payload can quote whole records, but not at the start of
+a line: JSON has no newline inside a string, and outside of one no such words."""
 _NAMES = re.compile(r"(base|journal|archive)-(\d{8})\.log")
 
 OnRecord = Callable[[bytes, int], None]
@@ -170,7 +173,7 @@ def _header(path: Path, payload: bytes, schema: int) -> Header:
 def check_torn(path: Path, good: int) -> None:
     """Raises `JournalError` if a good record follows the bad one at `good`: not a torn tail."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        for match in _PREFIX.finditer(content, good + 1):
+        for match in _NEXT.finditer(content, good + 1):
             start = match.end()
             end = start + int(match[1], 16)
             if (

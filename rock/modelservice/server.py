@@ -102,6 +102,7 @@ async def serving(
             service,
             keys,
             agent_url=(config.public_agent_url or url_of(agent)).rstrip("/"),
+            attach_path=attach_path,
             backends=workers,
             detach=point.detach,
         )

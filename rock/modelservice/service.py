@@ -32,6 +32,7 @@ from rock.modelservice.interceptors import Edit
 from rock.modelservice.rollouts import RolloutSide
 from rock.modelservice.sessions import Session, key_hash, new_id, new_key
 from rock.modelservice.settings import ServiceConfig
+from rock.modelservice.sharding import id_prefix
 from rock.modelservice.states import Event, State
 from rock.modelservice.timers import epoch_seconds
 from rock.modelservice.trainer import TrainerSide
@@ -176,7 +177,10 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
     async def create_session(self, spec: wire.SessionSpec) -> NewSession:
         key = new_key()
         record = records.SessionOpened(
-            session=new_id(), key_sha256=key_hash(key), spec=spec, at=self._engine.wall()
+            session=new_id(id_prefix(self.config.shard)),
+            key_sha256=key_hash(key),
+            spec=spec,
+            at=self._engine.wall(),
         )
         await self._engine.open_session(record)
         return NewSession(session_id=SessionId(record.session), key=key)

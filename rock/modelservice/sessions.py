@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from rock.errors import (
     ContextLengthExceeded,
@@ -26,8 +27,8 @@ def new_key() -> SessionKey:
     return SessionKey(secrets.token_urlsafe(32))
 
 
-def new_id() -> SessionId:
-    return SessionId(f"s{secrets.token_hex(6)}")
+def new_id(prefix: str = "s") -> SessionId:
+    return SessionId(f"{prefix}{secrets.token_hex(6)}")
 
 
 def key_hash(key: str) -> bytes:
@@ -137,14 +138,31 @@ class Session:
         return version - first > bound
 
 
-def refusal(reason: CloseReason, limit: LimitName | None) -> RockError:
-    """What the agent of a closed session hears, from what little is kept of one."""
-    if reason == "limit":
+_SAID: dict[str, str] = {
+    "max_calls": "{bound} calls",
+    "max_prompt_tokens": "{bound} prompt tokens",
+    "max_completion_tokens": "{bound} completion tokens",
+    "max_wall_seconds": "{bound} seconds",
+}
+
+
+class Over(NamedTuple):
+    """Why a session is closed."""
+
+    reason: CloseReason
+    limit: LimitName | None = None
+    bound: float | None = None
+    """How much of the limit there was."""
+
+    def refusal(self) -> RockError:
+        """What its agent hears."""
+        if self.reason != "limit":
+            return SessionClosed(f"this session is closed: {self.reason}")
+        said = _SAID[self.limit or "max_calls"].format(bound=self.bound)
         return ContextLengthExceeded(
-            "This model's maximum context length is used up: the session's limit "
-            f"{limit or 'max_calls'} is reached."
+            "This model's maximum context length is used up: "
+            f"the session's limit of {said} is reached."
         )
-    return SessionClosed(f"this session is closed: {reason}")
 
 
 class Sessions:
@@ -153,7 +171,7 @@ class Sessions:
     def __init__(self) -> None:
         self._by_id: dict[SessionId, Session] = {}
         self._by_key: dict[bytes, Session | SessionId] = {}
-        self._retired: dict[SessionId, tuple[CloseReason, LimitName | None]] = {}
+        self._retired: dict[SessionId, Over] = {}
         """Closed sessions that are no longer in memory."""
         self._added = 0
         self.open_count = 0
@@ -198,16 +216,14 @@ class Sessions:
         """Raises what an agent hears if the session is closed and out of memory."""
         over = self._retired.get(SessionId(session_id))
         if over is not None:
-            raise refusal(*over)
+            raise over.refusal()
 
-    def retire(
-        self, session_id: str, key_sha256: bytes, reason: CloseReason, limit: LimitName | None
-    ) -> None:
+    def retire(self, session_id: str, key_sha256: bytes, over: Over) -> None:
         """A closed session is no longer in memory; its key still says that it is closed."""
         gone = SessionId(session_id)
         self._by_id.pop(gone, None)
         self._by_key[key_sha256] = gone
-        self._retired[gone] = (reason, limit)
+        self._retired[gone] = over
 
     def forget(self, session_id: str, key_sha256: bytes) -> None:
         """A retired session is gone from the disk too: its key opens nothing."""

@@ -108,6 +108,14 @@ class ServiceConfig(Strict):
         ge=4096,
         description="Size of the active journal file, and of the base, over which it is compacted.",
     )
+    shard: int | None = Field(
+        None,
+        ge=0,
+        description="Number of this shard; set by `rock serve --shards`, as is the next.",
+    )
+    shard_control_ports: Annotated[tuple[int, ...], BeforeValidator(_split)] = Field(
+        (), description="Control ports of all shards, comma-separated."
+    )
     max_staleness: int | None = Field(
         None, ge=0, description="Policy versions a session may span; over it, it closes as `stale`."
     )

@@ -16,15 +16,14 @@ from msgspec import Struct
 
 from rock.modelservice import records, segments
 from rock.modelservice.segments import Segment, Spot
-from rock.modelservice.wire import CloseReason, LimitName
+from rock.modelservice.sessions import Over
 
 
 class Retired(Struct, frozen=True):
     """What is known of a closed session without reading it."""
 
     key_sha256: bytes
-    reason: CloseReason
-    limit: LimitName | None
+    over: Over
     at: float | None
     """When it was closed, in seconds since 1970."""
 
@@ -46,6 +45,8 @@ class Shelf:
         self.archived: dict[str, records.SessionArchived] = {}
         self.groups: dict[str, int] = {}
         """Where each group that is not acknowledged was published."""
+        self.interceptors: dict[str, int] = {}
+        """Where each interceptor was set."""
         self.boots = array("Q")
         self.policy: int | None = None
         """Where the policy was last changed."""
@@ -65,6 +66,10 @@ class Shelf:
                 self.groups.setdefault(record.group_id, place)
             case records.GroupAcknowledged():
                 self.groups.pop(record.group_id, None)
+            case records.InterceptorSet():
+                self.interceptors[record.name] = place
+            case records.InterceptorRemoved():
+                self.interceptors.pop(record.name, None)
             case records.SessionArchived():
                 self.archive(record)
             case records.InterceptorSet() | records.InterceptorRemoved():
@@ -83,7 +88,7 @@ class Shelf:
         self.places.pop(marker.session, None)
         self.archived[marker.session] = marker
         self.retired[marker.session] = Retired(
-            marker.key_sha256, marker.reason, marker.limit, marker.at
+            marker.key_sha256, Over(marker.reason, marker.limit, marker.bound), marker.at
         )
 
     def forget(self, session_id: str) -> Retired:
@@ -112,12 +117,13 @@ class Shelf:
         """Records before `until` have new places: `moved` by session, `others` by name."""
         boots = [place for name, place in others.items() if name.startswith("boot ")]
         self.boots = array("Q", sorted(boots)) + self.boots[bisect_left(self.boots, until) :]
-        if self.policy is not None:
+        if self.policy is not None and self.policy < until:
             self.policy = others.get("policy", self.policy)
         for name, place in others.items():
-            kind, _, group_id = name.partition(" ")
-            if kind == "group" and group_id in self.groups:
-                self.groups[group_id] = place
+            kind, _, of = name.partition(" ")
+            known = {"group": self.groups, "interceptor": self.interceptors}.get(kind, {})
+            if of in known and known[of] < until:
+                known[of] = place
         for session_id, fresh in moved.items():
             old = self.places.get(session_id)
             if old is not None:

@@ -23,7 +23,7 @@ from rock import process
 from rock.config import inherited_environment
 from rock.errors import ServiceUnavailable
 from rock.modelservice.keys import Keys, read_keys
-from rock.modelservice.listening import bind
+from rock.modelservice.listening import bind, url_of
 from rock.modelservice.server import READY_FILE, Ready, read_ready
 from rock.modelservice.settings import ServiceConfig
 
@@ -91,9 +91,24 @@ class ServiceProcess:
     def keys(self) -> Keys:
         return read_keys(self.state_dir)
 
+    def open_sockets(self) -> None:
+        """Listen before the process is there. Idempotent; entering does it too."""
+        if not self._sockets:
+            self._open_sockets()
+
+    @property
+    def listens_at(self) -> tuple[str, str]:
+        """(agent URL, control URL) of the open sockets, whether the process is there or not."""
+        agent, control = self._sockets
+        return url_of(agent), url_of(control)
+
+    def set(self, **settings: Any) -> None:
+        """Change settings; they count from the next start."""
+        self._settings.update(settings)
+
     async def __aenter__(self) -> Self:
         try:
-            self._open_sockets()
+            self.open_sockets()
             await self._start()
         except BaseException:
             await self.stop()

@@ -21,6 +21,9 @@ Attributes = Mapping[str, str | int | float | bool]
 class CallSpans(Protocol):
     """Spans by call id. Unknown ids are fine: a call can be older than the process."""
 
+    recording: bool
+    """Otherwise there is no need to ask."""
+
     def start(self, call_id: str, parent: Mapping[str, str], attributes: Attributes) -> None: ...
     def event(self, call_id: str, name: str, attributes: Attributes) -> None: ...
     def end(self, call_id: str, attributes: Attributes, *, error: str | None = None) -> None: ...
@@ -28,6 +31,8 @@ class CallSpans(Protocol):
 
 
 class NoSpans:
+    recording = False
+
     def start(self, call_id: str, parent: Mapping[str, str], attributes: Attributes) -> None:
         pass
 
@@ -43,6 +48,8 @@ class NoSpans:
 
 class OtelSpans:
     """Spans of OpenTelemetry's global tracer provider. Raises ImportError without its package."""
+
+    recording = True
 
     def __init__(self) -> None:
         from opentelemetry import trace

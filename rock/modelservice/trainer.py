@@ -42,16 +42,25 @@ class TrainerSide:
         policy holds back the backend `queue` only.
         """
         check_claim(request.worker_id, request.lease_seconds, request.wait_seconds)
-        check_positive("max_leases", request.max_leases)
+        if request.max_leases < 0:
+            check_positive("max_leases", request.max_leases)
         bell = self._engine.bells[backend]
         leases = self._claim_now(request, backend)
         end = time.monotonic() + min(request.wait_seconds, self._engine.config.max_wait_seconds)
         while not leases and (left := end - time.monotonic()) > 0:
+            if not request.max_leases and self._claimable(backend):
+                break
             if not await bell.wait(left, name=request.worker_id) or self._engine.stopping:
                 break
+            if not request.max_leases:
+                bell.ring()  # it takes nothing: the ring is for whoever does
             leases = self._claim_now(request, backend)
         state = self._book.policy.state if backend == TRAINER_BACKEND else "running"
         return wire.ClaimReply(leases=leases, policy_state=state)
+
+    def _claimable(self, backend: str) -> bool:
+        paused = backend == TRAINER_BACKEND and self._book.policy.state == "paused"
+        return self._queue.waiting(backend) > 0 and not paused
 
     def _claim_now(self, request: wire.ClaimRequest, backend: str) -> list[wire.Lease]:
         policy = self._book.policy

@@ -119,6 +119,7 @@ class Usage(Input):
 class ClaimRequest(Input):
     worker_id: str
     max_leases: int = 1
+    """0 takes nothing: the reply says only that there is something to claim, or that time is up."""
     lease_seconds: float = 60.0
     wait_seconds: float = 20.0
     """Long-poll: how long to wait for the first call before answering with none."""
@@ -278,6 +279,12 @@ class PolicyStatus(Wire):
     """Leases of the trainer's queue that are out; 0 after a `drain` that was waited out."""
 
 
+class ShardPorts(Wire):
+    """Control planes of the shards of one service, by number; empty for a service of one process."""
+
+    control_ports: list[int] = field(default_factory=list[int])
+
+
 class Stats(Wire):
     queued: int
     leased: int
@@ -418,6 +425,8 @@ class SessionCreated(Wire):
     key: str
     base_url: str
     """For `OPENAI_BASE_URL`, with the key in the path."""
+    attach_path: str | None = None
+    """Where the host's harness lends listeners to this session (`attach`)."""
 
 
 class SessionClose(Input):

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias, TypeVar
 
 from rock.errors import LeaseLost, RockError, UpstreamUnauthorized
-from rock.modelservice.client import TrainerClient
 from rock.modelservice.logs import about
+from rock.modelservice.shards import TrainerShards
 from rock.modelservice.speaking import StreamingPolicy, one_by_one
 from rock.modelservice.wire import ClaimReply, Completion, Failure, ItemResult, Lease
 from rock.modelservice.wire_partial import CancelledReply, Partial, PartialReply
@@ -80,7 +80,7 @@ class Desk(Protocol):
 async def serve(
     policy: Policy,
     *,
-    url: str,
+    url: str | Sequence[str],
     key: str,
     concurrency: int = 64,
     batch: int = 1,
@@ -96,7 +96,7 @@ async def serve(
     at most. A service that is gone for `give_up_seconds` raises ServiceUnavailable. Leases with a
     `prefix` reach the policy only if it `continues` them; they are handed back or failed otherwise.
     """
-    async with TrainerClient(url, key, retry_seconds=give_up_seconds) as desk:
+    async with TrainerShards(url, key, retry_seconds=give_up_seconds) as desk:
         worker = Worker(
             policy,
             desk,
@@ -112,7 +112,7 @@ async def serve(
 async def serve_streaming(
     policy: StreamingPolicy,
     *,
-    url: str,
+    url: str | Sequence[str],
     key: str,
     concurrency: int = 64,
     worker_id: str | None = None,
@@ -124,7 +124,7 @@ async def serve_streaming(
 
     It must begin with `lease.prefix`, if there is one, and return the whole answer at the end.
     """
-    async with TrainerClient(url, key, retry_seconds=give_up_seconds) as desk:
+    async with TrainerShards(url, key, retry_seconds=give_up_seconds) as desk:
         worker = Worker(
             one_by_one(policy, desk),
             desk,
@@ -139,7 +139,7 @@ async def serve_streaming(
 def serve_blocking(
     policy: SyncPolicy,
     *,
-    url: str,
+    url: str | Sequence[str],
     key: str,
     concurrency: int = 64,
     batch: int = 1,

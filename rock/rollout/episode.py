@@ -25,7 +25,7 @@ from pathlib import Path
 from rock.errors import ModelServiceError, SandboxError
 from rock.modelservice import wire
 from rock.modelservice.attach import Attachment
-from rock.modelservice.client import AdminClient
+from rock.modelservice.shards import AdminShards
 from rock.rollout.agent import agent_values, open_listener, run_agent
 from rock.rollout.events import OnEvent, PhaseEntered
 from rock.rollout.evidence import class_of_error, judge_agent
@@ -57,7 +57,7 @@ class Tools:
 
     run: RunFile
     provider: Provider
-    admin: AdminClient
+    admin: AdminShards
     attach_path: Path
     backend: str
     on_event: OnEvent
@@ -165,7 +165,7 @@ class _Attempt:
                 self.seen.session_id = session.session_id
         try:
             async with AsyncExitStack() as stack:
-                listener = await self._attach(stack, sandbox, session.session_id)
+                listener = await self._attach(stack, sandbox, session)
                 values = agent_values(self.task, model_name=run.model_name, listener=listener)
                 with self._phase(Phase.AGENT):
                     async with asyncio.timeout(timeout + SLACK_SECONDS):
@@ -181,13 +181,14 @@ class _Attempt:
             raise
 
     async def _attach(
-        self, stack: AsyncExitStack, sandbox: Sandbox, session_id: str
+        self, stack: AsyncExitStack, sandbox: Sandbox, session: wire.SessionCreated
     ) -> socket.socket:
         with self._phase(Phase.SETUP):
             async with asyncio.timeout(self.tools.run.limits.setup_seconds):
                 listener = stack.enter_context(await open_listener(sandbox))
+                path = session.attach_path or self.tools.attach_path
                 await stack.enter_async_context(
-                    Attachment(self.tools.attach_path, listener, session_id)
+                    Attachment(Path(path), listener, session.session_id)
                 )
         return listener
 

@@ -21,6 +21,7 @@ from rock.errors import (
     BadWorkdir,
     CallFailed,
     CommandNotFound,
+    ConfigError,
     ContextLengthExceeded,
     Forbidden,
     ModelServiceError,
@@ -187,6 +188,7 @@ _ErrorRules: TypeAlias = Sequence[tuple[tuple[type[Exception], ...], OutcomeClas
 
 _BY_ERROR: Mapping[Phase, _ErrorRules] = {
     Phase.PROVISION: [
+        ((ConfigError, BadUser), OutcomeClass.TASK_INVALID),
         ((SandboxError, TimeoutError, OSError), OutcomeClass.SANDBOX_CREATE_FAILED),
     ],
     Phase.SETUP: [

@@ -10,7 +10,7 @@ import asyncio
 
 from rock.errors import LedgerError, NotFound
 from rock.modelservice import wire_groups
-from rock.modelservice.client import AdminClient
+from rock.modelservice.shards import AdminShards
 from rock.rollout.events import GroupAcknowledged, GroupDone, OnEvent
 from rock.rollout.ledger import GroupConsumed, GroupPublished, GroupState
 from rock.rollout.outcome import outcome_json
@@ -25,7 +25,7 @@ LAST_WATCH_SECONDS = 0.2
 class Publisher:
     """Publishes the groups of one run and records what the trainer has consumed."""
 
-    def __init__(self, directory: RunDir, admin: AdminClient, on_event: OnEvent) -> None:
+    def __init__(self, directory: RunDir, admin: AdminShards, on_event: OnEvent) -> None:
         self._directory = directory
         self._admin = admin
         self._on_event = on_event

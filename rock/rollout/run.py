@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from rock.errors import ConfigError, ProviderUnavailable
-from rock.modelservice.client import AdminClient
+from rock.modelservice.shards import AdminShards
 from rock.modelservice.supervise import ServiceProcess
 from rock.rollout.durable import write_atomically
 from rock.rollout.episode import Tools
@@ -103,7 +103,7 @@ async def run(
             chosen = await _provider(stack, config, provider)
             address = service or await stack.enter_async_context(_service(opened.path, config))
             admin = await stack.enter_async_context(
-                AdminClient(address.control_url, address.admin_key)
+                AdminShards(address.control_url, address.admin_key)
             )
             tools = Tools(
                 run=config,

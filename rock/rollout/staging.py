@@ -26,7 +26,7 @@ async def upload_files(
     `folder` is what `source` is relative to. `writable` names an empty directory beside them that
     every user may write to. Raises `OSError` for a source that cannot be read, and `SandboxError`.
     """
-    stage = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="rock-stage-"))
+    stage = Path(tempfile.mkdtemp(prefix="rock-stage-"))  # at once: nobody must lose its name
     try:
         tree = stage / "tree"
         await to_the_end(asyncio.to_thread(_lay_out, tree, files, folder, writable))

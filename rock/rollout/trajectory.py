@@ -14,7 +14,7 @@ import msgspec
 
 from rock.errors import LedgerError
 from rock.modelservice import wire
-from rock.modelservice.client import AdminClient
+from rock.modelservice.shards import AdminShards
 from rock.rollout.durable import write_atomically
 from rock.rollout.evidence import ANSWERED_STATES, CallSeen, SessionSeen
 from rock.rollout.record import Usage
@@ -33,7 +33,7 @@ class Exported:
 
 
 async def export(
-    admin: AdminClient, session_id: str, folder: Path, *, close_reason: str | None
+    admin: AdminShards, session_id: str, folder: Path, *, close_reason: str | None
 ) -> Exported:
     """Fetch the session's trajectory and store it in `folder`, durable on return.
 

@@ -322,6 +322,8 @@ async def _in_thread(work: Callable[[], T], on_cancel: Callable[[], None] = lamb
     except asyncio.CancelledError:
         on_cancel()
         await asyncio.wait((task,))
+        if not task.cancelled():
+            task.exception()  # retrieved: what the cancellation broke off is no news
         raise
 
 

@@ -141,7 +141,12 @@ async def test_leases_whose_reply_could_not_be_written_are_free_at_once(tmp_path
     async with running_service(tmp_path) as service, trainer_of(service) as trainer:
         keys = service.keys
         plane = ControlPlane(
-            service.service, keys, agent_url="", backends={}, detach=lambda _: asyncio.sleep(0)
+            service.service,
+            keys,
+            agent_url="",
+            attach_path=tmp_path,
+            backends={},
+            detach=lambda _: asyncio.sleep(0),
         )
 
         async def body() -> bytes:

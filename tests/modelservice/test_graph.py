@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from msgspec import Raw
+from msgspec import Raw, convert
 
 from rock.modelservice.graph import AnswerRef, Extension, MessageGraph, Placement
+from rock.modelservice.wire import AssistantMessage
 
 SYSTEM = {"role": "system", "content": "be good"}
 TOOLS = Raw(b'[{"type":"function","function":{"name":"bash"}}]')
@@ -39,7 +40,7 @@ class Dialogue:
 
     def answer(self, call: int, message: dict[str, Any], choice: int = 0) -> None:
         ref = AnswerRef(call, choice)
-        self.graph.add_answer(self.leaves[call], ref, json.dumps(message).encode())
+        self.graph.add_answer(self.leaves[call], ref, convert(message, AssistantMessage))
 
 
 def test_the_first_call_has_no_parent_and_is_no_branch() -> None:

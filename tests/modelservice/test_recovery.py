@@ -9,12 +9,15 @@ import signal
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rock import process
 from rock.config import inherited_environment
 from rock.errors import CallFailed, JournalError, ServiceUnavailable, SessionClosed
 from rock.modelservice import wire
+from rock.modelservice.journal import frame
+from rock.modelservice.service import Incoming
 from rock.modelservice.states import State
 from rock.testing.clock import FakeClock
 from rock.types import SessionId
@@ -200,6 +203,32 @@ async def test_a_journal_that_contradicts_itself_is_refused(tmp_path: Path, kind
     with pytest.raises(JournalError, match="cannot have happened"):
         async with running(tmp_path):
             pass
+
+
+INNER = frame(b'abc"').decode()
+"""A whole record whose payload ends a JSON string, so that its newline stands outside of one."""
+QUOTING = {
+    "at the end of a string": '{"role": "user", "content": "' + INNER + ', "name": "',
+    "inside a string": '{"role": "user", "content": "' + INNER.replace('"', " ").rstrip(),
+}
+
+
+@pytest.mark.parametrize("start", QUOTING.values(), ids=QUOTING.keys())
+async def test_a_message_that_quotes_a_record_cannot_make_a_torn_journal_look_corrupt(
+    tmp_path: Path, start: str
+) -> None:
+    message = start + "y" * 5000 + '"}'
+    async with running(tmp_path) as service:
+        session_id = (await open_session(service)).id
+        request = wire.CanonicalRequest(model="m", messages=[msgspec.Raw(message.encode())])
+        asked = Incoming(dialect="chat", request=request, body=b"")
+        await service.submit(service.session(session_id), asked)
+    path = tmp_path / "journal.log"
+    content = path.read_bytes()
+    assert INNER[:17].encode() in content
+    path.write_bytes(content[:-300])
+    async with running(tmp_path) as service:
+        assert service.session_info(session_id).calls == 0
 
 
 SERVICE = """

@@ -184,7 +184,10 @@ def test_every_kind_of_tool_becomes_a_function() -> None:
     assert text["type"] == "string"
     assert "lark" in text["description"]
     assert "start: X" in text["description"]
-    assert plain(request.extra)["responses"] == {"withheld_tools": [CODEX_TOOLS[2]]}
+    assert plain(request.extra)["responses"] == {
+        "withheld_tools": [CODEX_TOOLS[2]],
+        "tools": {"multi_agent_v1": {"description": "agents"}},
+    }
 
 
 def test_what_a_function_has_no_place_for_is_kept() -> None:

@@ -5,6 +5,7 @@ import pytest
 from rock.errors import (
     BadWorkdir,
     CommandNotFound,
+    ConfigError,
     ProviderUnavailable,
     SandboxDied,
     SandboxFileError,
@@ -142,6 +143,7 @@ def test_an_agent_that_never_called_the_model_is_a_mistake_unless_allowed() -> N
     ("phase", "error", "cls"),
     [
         (Phase.PROVISION, ProviderUnavailable("no engine"), OutcomeClass.SANDBOX_CREATE_FAILED),
+        (Phase.PROVISION, ConfigError("image: no such root"), OutcomeClass.TASK_INVALID),
         (Phase.PROVISION, TimeoutError(), OutcomeClass.SANDBOX_CREATE_FAILED),
         (Phase.SETUP, SandboxFileError("no"), OutcomeClass.TASK_INVALID),
         (Phase.SETUP, ServiceUnavailable("gone"), OutcomeClass.SERVICE_FAILED),

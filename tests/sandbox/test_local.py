@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -16,6 +17,7 @@ from rock.config import inherited_environment
 from rock.errors import BadUser, ConfigError, SandboxDied, SandboxError
 from rock.sandbox import box_spec
 from rock.sandbox.base import ExecStatus, Limits, Mount, SandboxSpec
+from rock.sandbox.helper import helper_path
 from rock.sandbox.local import LocalProvider
 from tests.sandbox.plain_helper import is_running, until, wait_until_gone
 
@@ -33,8 +35,8 @@ async def main():
         command = ["sh", "-c", script + "; sleep 300"]
         running = asyncio.ensure_future(sandbox.exec(command, timeout_seconds=100))
         while True:
-            seen = await sandbox.exec(["sh", "-c", "cat /proc/*/cmdline"], timeout_seconds=10)
-            if b"301.5" in seen.stdout:
+            seen = await sandbox.exec(["sh", "-c", "cat /proc/*/comm"], timeout_seconds=10)
+            if seen.stdout.split().count(b"sleep") == 2:
                 break
         print("up", flush=True)
         await running
@@ -67,6 +69,19 @@ def _children(pid: int) -> list[int]:
         for path in Path(f"/proc/{pid}/task").glob("*/children")
         for child in path.read_text().split()
     ]
+
+
+def abandoned_helpers() -> list[str]:
+    """Helpers of local sandboxes whose harness is gone; each ends itself soon."""
+    found: list[str] = []
+    for path in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError):
+            text = path.read_text()
+            if "Name:\trock-init\n" in text and "\nPPid:\t1\n" in text:
+                command = path.with_name("cmdline").read_bytes().split(b"\0")
+                if command[:2] == [os.fsencode(helper_path()), b"local"]:
+                    found.append(path.parent.name)
+    return found
 
 
 def descriptors() -> int:
@@ -118,6 +133,7 @@ async def test_a_creation_that_is_cancelled_leaves_nothing() -> None:
                 await sandbox.stop()
         assert cancelled > 0
         await until_childless()
+        await until("no helper is left to init", lambda: not abandoned_helpers())
         assert descriptors() == before
 
 
@@ -128,12 +144,18 @@ async def test_a_harness_that_is_killed_takes_its_sandboxes_with_it() -> None:
     try:
         assert owner.stdout is not None
         assert await asyncio.wait_for(owner.stdout.readline(), 30) == b"up\n"
-        pids = descendants(owner.pid)
-        assert any(b"301.5" in _command(pid) for pid in pids)
-        assert all(is_running(pid) for pid in pids)
+        pids: list[int] = []
+
+        def complete() -> bool:  # a walk through /proc can miss what changes meanwhile
+            pids[:] = descendants(owner.pid)
+            started = any(_command(pid).startswith(b"sleep\x00301.5") for pid in pids)
+            return started and all(is_running(pid) for pid in pids)
+
+        await until("all of the sandbox's processes are seen alive", complete)
         os.kill(owner.pid, signal.SIGKILL)
         for pid in pids:
             await wait_until_gone(pid)
+        await until("no helper is left to init", lambda: not abandoned_helpers())
     finally:
         await process.stop(owner)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
@@ -165,13 +166,18 @@ def fields_of(body: bytes) -> dict[str, Raw]:
         raise BadRequest("the body is nested too deeply") from exc
 
 
+@cache
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind | None)
+
+
 def take(fields: dict[str, Raw], name: str, kind: type[T] | Any, expected: str) -> Any:
     """Remove `name` and decode it as `kind`; null and absent are None. Raises BadRequest."""
     raw = fields.pop(name, None)
     if raw is None:
         return None
     try:
-        return msgspec.json.decode(raw, type=kind | None)
+        return _decoder(kind).decode(raw)
     except (msgspec.DecodeError, RecursionError) as exc:
         raise wrong(name, raw, expected) from exc
 

@@ -108,19 +108,31 @@ class _Head(Struct):
     role: str
 
 
+_heads = msgspec.json.Decoder(list[_Head])
+
+
 def _messages(fields: dict[str, Raw]) -> list[Raw]:
     expected = "a list of messages"
-    messages = take(fields, "messages", list[Raw], expected)
+    sent = fields.get("messages", b"")
+    messages: list[Raw] | None = take(fields, "messages", list[Raw], expected)
     if not messages:
         given = "missing" if messages is None else "empty"
         raise BadRequest(f"messages: {given}; expected {expected}", param="messages")
+    try:
+        _heads.decode(sent)
+    except (msgspec.DecodeError, RecursionError):
+        _complain(messages)
+    return messages
+
+
+def _complain(messages: list[Raw]) -> None:
+    """Raises BadRequest naming the message that is none."""
     for index, message in enumerate(messages):
         try:
             msgspec.json.decode(message, type=_Head)
         except (msgspec.DecodeError, RecursionError) as exc:
             name = f"messages[{index}]"
             raise wrong(name, message, 'an object with a "role" string') from exc
-    return [Raw(bytes(message)) for message in messages]
 
 
 def _objects(fields: dict[str, Raw], name: str) -> list[Raw] | None:

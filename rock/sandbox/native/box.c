@@ -117,23 +117,30 @@ static void write_map(pid_t pid, const char *name, const struct map *map) {
     write_text(pid, name, text);
 }
 
+/* Makes the user namespace, says so, and holds it until the other end of `hold` is closed: by us when
+ * we are in it, or by the kernel if we are killed. */
+static void hold_user_namespace(int say, int hold) {
+    char byte = 1;
+    check(unshare(CLONE_NEWUSER), "make a user namespace");
+    write_all(say, &byte, 1);
+    while (read(hold, &byte, 1) < 0 && errno == EINTR) continue;
+    _exit(0);
+}
+
 /* A child makes the user namespace and we map its ids from outside, where we still may. */
 static void enter_user_namespace(const struct box *box) {
-    int gate[2];
-    char path[64], answer = 0;
-    check(pipe2(gate, O_CLOEXEC), "pipe");
+    int said[2], hold[2], by_root = (box->flags & FLAG_BY_ROOT) != 0;
+    char path[64], byte;
+    check(pipe2(said, O_CLOEXEC) || pipe2(hold, O_CLOEXEC), "pipe");
     pid_t child = fork();
     check(child < 0, "fork");
     if (child == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        check(unshare(CLONE_NEWUSER), "make a user namespace");
-        answer = 1;
-        write_all(gate[1], &answer, 1);
-        for (;;) pause();
+        close(hold[1]);
+        hold_user_namespace(said[1], hold[0]);
     }
-    close(gate[1]);
-    if (read(gate[0], &answer, 1) != 1) _exit(71); /* the child has said why */
-    int by_root = (box->flags & FLAG_BY_ROOT) != 0;
+    close(said[1]);
+    close(hold[0]);
+    if (read(said[0], &byte, 1) != 1) _exit(71); /* the child has reported why */
     if (!by_root) write_text(child, "setgroups", "deny");
     write_map(child, "uid_map", &box->uids);
     write_map(child, "gid_map", &box->gids);
@@ -142,8 +149,8 @@ static void enter_user_namespace(const struct box *box) {
     if (by_root) map_image_owners(box->steps, box->step_count, fd);
     check(fd < 0 || setns(fd, CLONE_NEWUSER), "enter the user namespace");
     close(fd);
-    close(gate[0]);
-    kill(child, SIGKILL);
+    close(said[0]);
+    close(hold[1]);
     waitpid(child, NULL, 0);
 }
 
@@ -179,7 +186,7 @@ static int inside(const struct box *box, int control) {
     };
     setsid();
     build_root(box->steps, box->step_count, box->bytes, box->inodes);
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* last: a change of credentials clears it */
     check(send(control, "ok", 2, MSG_NOSIGNAL) != 2, "answer");
     return serve(&serving);
 }

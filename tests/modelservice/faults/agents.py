@@ -17,12 +17,12 @@ import random
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tests.modelservice.faults.connection import Broken, Connection, Heard, chat, text_of
+from tests.modelservice.faults.connection import Broken, Connection, Heard, chat, text_in, text_of
 
 Manner = Literal["keyed", "counted", "plain"]
 MANNERS: tuple[Manner, ...] = ("keyed", "counted", "plain")
 TURNS_PER_CONVERSATION = 4
-ANSWER_SECONDS = 60.0
+ANSWER_SECONDS = 240.0
 """A connection that lives and says nothing for so long has been forgotten."""
 AGAIN_SECONDS = 0.05
 ENDED = {502: "call_failed", 504: "deadline_exceeded"}
@@ -40,6 +40,8 @@ class Turn:
     attempts: int = 0
     answers: list[str] = field(default_factory=list[str])
     """Whole answers heard; never more than one."""
+    pieces: list[str] = field(default_factory=list[str])
+    """What streams said that broke off."""
     error: str | None = None
     """Why it ended without an answer."""
     surprises: list[str] = field(default_factory=list[str])
@@ -101,7 +103,8 @@ class Agent:
             heard = await self._exchange(request)
             if heard is not None:
                 self._take(turn, heard)
-        except Broken:
+        except Broken as exc:
+            turn.pieces.append(text_in(exc.got))
             await self._hang_up()
         except TimeoutError:
             turn.surprises.append(f"no answer on a live connection in {ANSWER_SECONDS} s")

@@ -17,7 +17,11 @@ MAX_HEAD_BYTES = 1 << 17
 
 
 class Broken(Exception):
-    """The connection ended before the reply was whole."""
+    """The connection ended before the reply was whole; `got` is what came of its body."""
+
+    def __init__(self, why: str, got: bytes = b"") -> None:
+        super().__init__(why)
+        self.got = got
 
 
 @dataclass(frozen=True)
@@ -58,21 +62,22 @@ class Connection:
 
     async def hear(self) -> Heard:
         """The next reply. Raises Broken."""
+        got = bytearray()
         try:
             head = await self.reader.readuntil(b"\r\n\r\n")
             status, headers = _parse_head(head)
-            return Heard(status, headers, await self._body(headers))
+            await self._body(headers, got)
         except (asyncio.IncompleteReadError, OSError) as exc:
-            raise Broken(f"{type(exc).__name__}: {exc}") from exc
+            raise Broken(f"{type(exc).__name__}: {exc}", bytes(got)) from exc
+        return Heard(status, headers, bytes(got))
 
-    async def _body(self, headers: Mapping[str, str]) -> bytes:
+    async def _body(self, headers: Mapping[str, str], got: bytearray) -> None:
         if headers.get("transfer-encoding") != "chunked":
-            return await self.reader.readexactly(int(headers.get("content-length", "0")))
-        body = b""
+            got += await self.reader.readexactly(int(headers.get("content-length", "0")))
+            return
         while size := int(await self.reader.readuntil(b"\r\n"), 16):
-            body += (await self.reader.readexactly(size + 2))[:-2]
+            got += (await self.reader.readexactly(size + 2))[:-2]
         await self.reader.readuntil(b"\r\n")
-        return body
 
     def abort(self) -> None:
         """Gone without a goodbye: RST as soon as the other side says anything."""
@@ -120,9 +125,13 @@ def text_of(heard: Heard) -> str:
     """What the model said. Raises Broken for a stream that ended without its end or in an error."""
     if not heard.headers["content-type"].startswith("text/event-stream"):
         return heard.json()["choices"][0]["message"]["content"]
-    events = [line[6:] for line in heard.body.decode().split("\n") if line.startswith("data: ")]
-    if not events or events[-1] != "[DONE]":
-        raise Broken(f"the stream ended with {events[-1:]}")
-    deltas = [json.loads(event) for event in events[:-1]]
-    choices = [choice for delta in deltas for choice in delta["choices"]]
+    if not heard.body.endswith(b"data: [DONE]\n\n"):
+        raise Broken(f"the stream ended with {heard.body[-100:]!r}", heard.body)
+    return text_in(heard.body)
+
+
+def text_in(body: bytes) -> str:
+    """What the model said in a stream so far."""
+    lines = [line[6:] for line in body.split(b"\n")[:-1] if line.startswith(b"data: {")]
+    choices = [choice for line in lines for choice in json.loads(line).get("choices", [])]
     return "".join(choice["delta"].get("content") or "" for choice in choices)

@@ -51,6 +51,10 @@ def _faults_of_answers(turn: Turn, stories: list[Story]) -> Iterator[str]:
             yield f"was told the answer to another prompt: {text}"
         if text not in [story.text for story in stories]:
             yield f"was told what the journal does not say: {text}"
+    for text in turn.pieces:
+        whole = [story.text for story in stories if story.text is not None]
+        if len(whole) == len(stories) and not any(one.startswith(text) for one in whole):
+            yield f"was told a piece that no answer begins with: {text!r} of {whole}"
 
 
 def _faults_of_sampling(turn: Turn, stories: list[Story]) -> Iterator[str]:
@@ -90,6 +94,12 @@ def _fault_of_line(line: Line, story: Story | None) -> str | None:
             return f"a worker's task crashed: {line['error']}"
         case {"what": "told"} if line["error"] not in (None, "lease_lost"):
             return f"refused with {line['error']}"
+        case {"what": "said", "error": None} if story is None or not (
+            story.ever_said >= set(line["ids"])
+        ):
+            return "a span was accepted, and lost"
+        case {"what": "said"} if line["error"] not in (None, "lease_lost"):
+            return f"a span was refused with {line['error']}"
         case {"what": "failed", "error": None} if story is None or Event.FAIL not in story.events:
             return "its failure was accepted, and lost"
         case _:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rock.modelservice import records
+from rock.modelservice import records, tokens
 from rock.modelservice.states import ENDED_WITHOUT, Event, State, next_state
 
 PREFIX_BYTES = 18
@@ -33,12 +33,42 @@ class Story:
     answered: records.CallAnswered | None = None
     reason: str | None = None
     leases: list[str] = field(default_factory=list[str])
+    said: list[int] = field(default_factory=list[int])
+    """Tokens of the spans that came before the answer, as far as they still count."""
+    ever_said: set[int] = field(default_factory=set[int])
     follows_unsent: bool = False
     """When it was asked, an earlier call for the same nonce had no answer sent and no end."""
 
     def move(self, event: Event) -> None:
         self.state = next_state(self.state, event)
         self.events.append(event)
+
+    def lease(self, lease: str) -> None:
+        if self.state is State.LEASED:
+            self.move(Event.EXPIRE)  # or released: the next lease is what says so
+        self.move(Event.CLAIM)
+        assert lease not in self.leases, f"lease {lease} was given twice"
+        self.leases.append(lease)
+
+    def say(self, record: records.CallPartial) -> None:
+        assert self.state is State.LEASED, f"{self.call}: said while {self.state}"
+        assert record.lease == self.leases[-1], f"{self.call}: said by an old lease"
+        ids = tokens.unpack_ids(record.ids or b"")
+        self.said += ids
+        self.ever_said.update(ids)
+
+    def answer(self, record: records.CallAnswered) -> None:
+        assert self.answered is None, f"{self.call} was answered twice"
+        assert record.lease == self.leases[-1], f"{self.call}: answered by an old lease"
+        ids = tokens.unpack_ids(record.choices[0].packed_ids or b"")
+        assert ids[: len(self.said)] == self.said, f"{self.call}: what was said is gone"
+        self.move(Event.COMPLETE)
+        self.answered = record
+
+    def end(self, record: records.CallFailedRecord | records.CallMoved) -> None:
+        self.move(record.event)
+        if isinstance(record, records.CallFailedRecord):
+            self.reason = record.message
 
     @property
     def text(self) -> str | None:
@@ -79,23 +109,15 @@ class Chronicle:
             case records.CallQueued():
                 self._asked(record)
             case records.CallLeased():
-                story = self.stories[record.call]
-                if story.state is State.LEASED:
-                    story.move(Event.EXPIRE)  # or released: the next lease is what says so
-                story.move(Event.CLAIM)
-                assert record.lease not in story.leases, f"lease {record.lease} was given twice"
-                story.leases.append(record.lease)
+                self.stories[record.call].lease(record.lease)
+            case records.CallPartial():
+                self.stories[record.call].say(record)
+            case records.SpansDropped():
+                self.stories[record.call].said.clear()
             case records.CallAnswered():
-                story = self.stories[record.call]
-                assert story.answered is None, f"{story.call} was answered twice"
-                assert record.lease == story.leases[-1], f"{story.call}: answered by an old lease"
-                story.move(Event.COMPLETE)
-                story.answered = record
-            case records.CallFailedRecord():
-                self.stories[record.call].move(record.event)
-                self.stories[record.call].reason = record.message
-            case records.CallMoved():
-                self.stories[record.call].move(record.event)
+                self.stories[record.call].answer(record)
+            case records.CallFailedRecord() | records.CallMoved():
+                self.stories[record.call].end(record)
             case _:
                 pass
 

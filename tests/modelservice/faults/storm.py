@@ -37,7 +37,7 @@ from tests.modelservice.faults.stories import Chronicle, worker_lines
 ROOT = Path(__file__).parent.parent.parent.parent
 SETTINGS = {"cancel_grace_seconds": 30.0, "restart_grace_seconds": 60.0, "max_deliveries": 8}
 START_TRIES = 5
-GATHER_SECONDS = 60.0
+GATHER_SECONDS = 120.0
 """Until so many calls wait again; twice that for every agent to be done after the storm."""
 
 

@@ -19,10 +19,13 @@ from typing import Any
 
 from rock.modelservice.client import TrainerClient
 from rock.modelservice.wire import AssistantMessage, Choice, Completion, Failure, Lease
+from rock.modelservice.wire_partial import Partial
 
 LEASE_SECONDS = 1.5
 MAX_BUSY = 2
 """Batches at once: slow enough that calls pile up, which is what the tests are about."""
+SAY_SHARE = 0.1
+"""Of the answers that are said span by span."""
 LATE_SECONDS = 1.0
 """How long after the end of its lease a late answer comes, at most."""
 
@@ -42,25 +45,63 @@ def nonce_of(lease: Lease) -> str:
 
 
 def completion_of(lease: Lease, rng: random.Random) -> Completion:
-    """The prompt's tokens go on from the parent's, as those of a real engine do."""
-    parent = lease.parent
+    """The prompt's tokens go on from the parent's, and the answer's from what was said already, as
+    those of a real engine do."""
+    parent, said = lease.parent, lease.prefix
     prompt = list(parent.token_ids) if parent is not None and parent.token_ids else []
     prompt += [rng.randrange(1000, 30_000) for _ in range(3)]
-    text = f"{nonce_of(lease)} by {lease.lease_id}/{rng.getrandbits(64):x}"
+    text = f"{nonce_of(lease)} by"
+    ids: list[int] = []
+    logprobs: list[float] = []
+    if said is not None:
+        prompt, text = list(said.prompt_token_ids or prompt), said.content
+        ids, logprobs = list(said.token_ids or ()), list(said.logprobs or ())
+    # Each sampled token is the only one of its value, so that it can be found again.
+    ids += [rng.randrange(1 << 20, 1 << 31) for _ in range(4)]
+    logprobs += [-rng.randrange(1, 64) / 8 for _ in range(4)]
     choice = Choice(
-        message=AssistantMessage(content=text),
-        # Each sampled token is the only one of its value, so that it can be found again.
-        token_ids=[rng.randrange(1 << 20, 1 << 31) for _ in range(4)],
-        logprobs=[-rng.randrange(1, 64) / 8 for _ in range(4)],
+        message=AssistantMessage(content=f"{text} {lease.lease_id}/{rng.getrandbits(64):x}"),
+        token_ids=ids,
+        logprobs=logprobs,
     )
     return Completion(
         lease_id=lease.lease_id, choices=[choice], prompt_token_ids=prompt, policy_version=1
     )
 
 
+async def say(trainer: TrainerClient, log: Log, lease: Lease, item: Completion) -> None:
+    """Send most of an answer span by span, before it is completed."""
+    choice = item.choices[0]
+    text, ids, logprobs = (
+        choice.message.content or "",
+        choice.token_ids or [],
+        choice.logprobs or [],
+    )
+    done = 0 if lease.prefix is None else len(lease.prefix.content)
+    index = 0 if lease.prefix is None else lease.prefix.spans
+    for end, start in ((-2, -4), (-1, -2)):
+        until = done + (len(text) - done) // 2
+        partial = Partial(
+            lease_id=lease.lease_id,
+            index=index,
+            content=text[done:until],
+            token_ids=ids[start:end],
+            logprobs=logprobs[start:end],
+            policy_version=1,
+            prompt_token_ids=item.prompt_token_ids if index == 0 else None,
+        )
+        [result] = (await trainer.partial([partial])).results
+        error = None if result.error is None else result.error.code
+        log.say("said", lease=lease.lease_id, ids=ids[start:end], error=error)
+        done, index = until, index + 1
+
+
 async def answer(trainer: TrainerClient, log: Log, leases: list[Lease], rng: random.Random) -> None:
     """Complete leases in one batch."""
     items = [completion_of(lease, rng) for lease in leases]
+    for lease, item in zip(leases, items, strict=True):
+        if lease.prefix is not None or rng.random() < SAY_SHARE:
+            await say(trainer, log, lease, item)
     for item in items:
         choice = item.choices[0]
         log.say(

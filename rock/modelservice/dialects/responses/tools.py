@@ -18,6 +18,7 @@ from rock.modelservice.dialects import canonical, reading
 from rock.modelservice.dialects.canonical import Object
 
 _TAKEN = frozenset({"name", "type", "description", "parameters", "strict", "format"})
+_TAKEN_OF_NAMESPACE = frozenset({"name", "type", "tools"})
 WITHHELD = ("web_search", "web_search_preview", "tool_search")
 SEPARATOR = "__"
 Kind = Literal["function", "custom", "local_shell", "shell", "apply_patch"]
@@ -37,10 +38,11 @@ Targets = dict[str, Target]
 
 class Tools(Struct):
     functions: list[Raw] = msgspec.field(default_factory=list[Raw])
+    names: set[str] = msgspec.field(default_factory=set[str])
     targets: Targets = msgspec.field(default_factory=Targets)
     withheld: list[Raw] = msgspec.field(default_factory=list[Raw])
     besides: dict[str, Object] = msgspec.field(default_factory=dict[str, Object])
-    """What a tool has that a function has no place for, by function name."""
+    """What a tool or namespace has that a function has no place for, by its name."""
 
 
 class _Function(Struct):
@@ -65,7 +67,6 @@ class _Custom(Struct):
 class _Namespace(Struct):
     name: str
     tools: list[Raw]
-    description: str | None = None
 
 
 _STRINGS: Object = {"type": "array", "items": {"type": "string"}}
@@ -127,6 +128,7 @@ def _add(made: Tools, item: Raw, name: str) -> None:
         _add_custom(made, item, name, None)
     elif kind == "namespace":
         space = reading.read(item, _Namespace, name)
+        _keep(made, space.name, item, name, _TAKEN_OF_NAMESPACE)
         for index, tool in enumerate(space.tools):
             place = f"{name}.tools[{index}]"
             if reading.tag(tool, place) == "custom":
@@ -170,32 +172,20 @@ def _add_custom(made: Tools, item: Raw, name: str, namespace: str | None) -> Non
     _keep(made, full, item, name)
 
 
-def _keep(made: Tools, full: str, item: Raw, name: str) -> None:
+def _keep(made: Tools, full: str, item: Raw, name: str, taken: frozenset[str] = _TAKEN) -> None:
     fields = reading.fields(item, name)
-    if besides := {key: value for key, value in fields.items() if key not in _TAKEN}:
+    if besides := {key: value for key, value in fields.items() if key not in taken}:
         made.besides[full] = besides
 
 
 def _put(made: Tools, full: str, target: Target, function: Raw, name: str) -> None:
     plain = Target("function", full)
-    taken = made.targets.get(full, plain)
-    if taken != target and any(_named(other) == full for other in made.functions):
+    if full in made.names and made.targets.get(full, plain) != target:
         raise BadRequest(f"{name}.name: another tool is called {full[:60]!r} already", param=name)
+    made.names.add(full)
     made.functions.append(function)
     if target != plain:
         made.targets[full] = target
-
-
-class _Name(Struct):
-    name: str
-
-
-class _Made(Struct):
-    function: _Name
-
-
-def _named(function: Raw) -> str:
-    return msgspec.json.decode(function, type=_Made).function.name
 
 
 def full_name(name: str, namespace: str | None) -> str:
