@@ -90,9 +90,6 @@ def plan(
         else:  # its last records are in the active file; the next compaction archives it
             live[session_id] = places[: bisect_left(places, end)]
     others = {f"group {name}": place for name, place in shelf.groups.items() if place < end}
-    others |= {
-        f"interceptor {name}": place for name, place in shelf.interceptors.items() if place < end
-    }
     others |= {f"boot {n}": place for n, place in enumerate(shelf.boots) if place < end}
     if shelf.policy is not None and shelf.policy < end:
         others["policy"] = shelf.policy

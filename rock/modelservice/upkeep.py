@@ -22,6 +22,7 @@ from rock.modelservice.compaction import Outcome, Plan
 from rock.modelservice.engine import Engine
 from rock.modelservice.segments import Spot
 from rock.modelservice.shelf import Stretch
+from rock.modelservice.states import Event, State
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +37,9 @@ class Upkeep:
         self._folder: Path = engine.config.state_dir
         self._stop = threading.Event()
         self._running: asyncio.Task[None] | None = None
+        self._one_at_a_time = asyncio.Lock()
         self._not_before = 0.0
-        self._left_over = bool(engine.journal.sealed)
+        self._left_over = any(not segments.is_base(one.path) for one in engine.journal.sealed)
         """A run before this one put files aside and did not compact them."""
 
     # --- reading ---
@@ -94,6 +96,10 @@ class Upkeep:
     async def compact(self) -> None:
         """Put the journal's files together: what is over goes into an archive, what is too old is
         forgotten. Raises `OSError`, `JournalError`."""
+        async with self._one_at_a_time:
+            await self._compact()
+
+    async def _compact(self) -> None:
         engine = self._engine
         self._forget_old()
         aside = await engine.journal.seal()
@@ -179,4 +185,7 @@ def _rebuilt(where: list[Spot] | Stretch) -> Book:
             book.apply(records.decoder.decode(payload), 0.0)
     except (msgspec.DecodeError, NotFound, LookupError) as exc:
         raise JournalError(f"the journal says what cannot have happened: {exc}") from exc
+    for call in book.calls.values():
+        if call.state is State.ANSWERED:  # nobody waits for a call that is not in memory
+            call.move(Event.AGENT_LEFT)
     return book
