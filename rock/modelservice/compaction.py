@@ -12,7 +12,7 @@ import mmap
 import os
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from threading import Event as Flag
 from typing import BinaryIO
@@ -25,6 +25,7 @@ from rock.modelservice import records, segments
 from rock.modelservice.journal import sync_folder
 from rock.modelservice.segments import PREFIX_BYTES, Segment, frame
 from rock.modelservice.shelf import Shelf
+from rock.modelservice.wire_interceptors import Interceptor
 
 
 class Plan(Struct, frozen=True):
@@ -41,7 +42,8 @@ class Plan(Struct, frozen=True):
     others: dict[str, int]
     """Places of single records to keep, by a name: groups, boots, the policy."""
     head: list[records.Record]
-    """Written first: markers of earlier archives, groups that were acknowledged."""
+    """Written first: markers of earlier archives, groups that were acknowledged,
+    interceptors in their order."""
 
     @property
     def end(self) -> int:
@@ -57,7 +59,12 @@ class Outcome(Struct, frozen=True):
 
 
 def plan(
-    shelf: Shelf, files: list[Segment], folder: Path, number: int, acknowledged: list[str]
+    shelf: Shelf,
+    files: list[Segment],
+    folder: Path,
+    number: int,
+    acknowledged: list[str],
+    interceptors: Mapping[str, Interceptor],
 ) -> Plan:
     """Say what to keep of `files`. Sessions that the shelf has as retired are closed for good."""
     end = files[-1].end
@@ -83,9 +90,6 @@ def plan(
         else:  # its last records are in the active file; the next compaction archives it
             live[session_id] = places[: bisect_left(places, end)]
     others = {f"group {name}": place for name, place in shelf.groups.items() if place < end}
-    others |= {
-        f"interceptor {name}": place for name, place in shelf.interceptors.items() if place < end
-    }
     others |= {f"boot {n}": place for n, place in enumerate(shelf.boots) if place < end}
     if shelf.policy is not None and shelf.policy < end:
         others["policy"] = shelf.policy
@@ -93,6 +97,7 @@ def plan(
     for group_id in acknowledged:
         head.append(records.GroupPublished(group_id=group_id, group=Raw(b"null")))
         head.append(records.GroupAcknowledged(group_id=group_id))
+    head += [records.InterceptorSet(name=name, spec=spec) for name, spec in interceptors.items()]
     return Plan(folder, number, files, live, closed, others, head)
 
 

@@ -86,6 +86,10 @@ def archive_path(folder: Path, number: int) -> Path:
     return folder / f"archive-{number:08d}.log"
 
 
+def is_base(path: Path) -> bool:
+    return path.name.startswith("base-")
+
+
 def number_of(path: Path) -> int:
     match = _NAMES.fullmatch(path.name)
     return int(match[2]) if match else 0

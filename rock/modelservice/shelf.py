@@ -45,8 +45,6 @@ class Shelf:
         self.archived: dict[str, records.SessionArchived] = {}
         self.groups: dict[str, int] = {}
         """Where each group that is not acknowledged was published."""
-        self.interceptors: dict[str, int] = {}
-        """Where each interceptor was set."""
         self.boots = array("Q")
         self.policy: int | None = None
         """Where the policy was last changed."""
@@ -66,12 +64,10 @@ class Shelf:
                 self.groups.setdefault(record.group_id, place)
             case records.GroupAcknowledged():
                 self.groups.pop(record.group_id, None)
-            case records.InterceptorSet():
-                self.interceptors[record.name] = place
-            case records.InterceptorRemoved():
-                self.interceptors.pop(record.name, None)
             case records.SessionArchived():
                 self.archive(record)
+            case records.InterceptorSet() | records.InterceptorRemoved():
+                pass  # few and small: compaction writes those that stand anew
             case _:
                 self._add(records.session_of(record) or "", place)
 
@@ -119,9 +115,8 @@ class Shelf:
             self.policy = others.get("policy", self.policy)
         for name, place in others.items():
             kind, _, of = name.partition(" ")
-            known = {"group": self.groups, "interceptor": self.interceptors}.get(kind, {})
-            if of in known and known[of] < until:
-                known[of] = place
+            if kind == "group" and of in self.groups and self.groups[of] < until:
+                self.groups[of] = place
         for session_id, fresh in moved.items():
             old = self.places.get(session_id)
             if old is not None:

@@ -37,10 +37,9 @@ class Upkeep:
         self._folder: Path = engine.config.state_dir
         self._stop = threading.Event()
         self._running: asyncio.Task[None] | None = None
-        self._turn = asyncio.Lock()
-        """One compaction at a time, asked for or due: the second would plan with files that go."""
+        self._one_at_a_time = asyncio.Lock()
         self._not_before = 0.0
-        self._left_over = bool(engine.journal.sealed)
+        self._left_over = any(not segments.is_base(one.path) for one in engine.journal.sealed)
         """A run before this one put files aside and did not compact them."""
 
     # --- reading ---
@@ -97,7 +96,7 @@ class Upkeep:
     async def compact(self) -> None:
         """Put the journal's files together: what is over goes into an archive, what is too old is
         forgotten. Raises `OSError`, `JournalError`."""
-        async with self._turn:
+        async with self._one_at_a_time:
             await self._compact()
 
     async def _compact(self) -> None:
@@ -106,7 +105,12 @@ class Upkeep:
         aside = await engine.journal.seal()
         number = segments.number_of(aside[-1].path)
         plan = compaction.plan(
-            engine.shelf, aside, self._folder, number, engine.outbox.acknowledged_ids()
+            engine.shelf,
+            aside,
+            self._folder,
+            number,
+            engine.outbox.acknowledged_ids(),
+            engine.book.interceptors,
         )
         outcome = await asyncio.to_thread(compaction.run, plan, self._stop)
         self._take_over(plan, outcome)

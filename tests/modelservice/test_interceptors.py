@@ -23,6 +23,7 @@ from rock.modelservice.service import ModelService
 from rock.modelservice.settings import ServiceConfig
 from rock.modelservice.wire import SessionSpec
 from rock.modelservice.wire_interceptors import Interceptor
+from rock.testing.clock import FakeClock
 from rock.testing.service import running_service
 from tests.modelservice import hooked
 from tests.modelservice.fixtures import (
@@ -80,6 +81,34 @@ async def test_a_request_is_edited_and_both_versions_are_kept(tmp_path: Path) ->
         assert (second.original.seed, second.edited_by) == (None, ["calm"])
         assert texts(second.request) == ["be calm", "a", "b", "c"]
         assert again.interceptors().interceptors[0].interceptor.rules is not None
+
+
+async def test_interceptors_and_what_they_did_outlive_a_compaction(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with running(tmp_path, clock) as service:
+        for name in ("one", "two", "gone"):
+            await service.set_interceptor(name, interceptor(system(name)))
+        over, live = await open_session(service), await open_session(service)
+        for session in (over, live):
+            await answered(service, session, user("a"))
+        await service.set_interceptor("one", interceptor(system("uno")))
+        await service.remove_interceptor("gone")
+        await service.close_session(over.id)
+        clock.advance(service.config.evict_seconds)
+        service.tick()
+        before = [wire.encode(service.trajectory(session.id)) for session in (over, live)]
+        await service.compact()
+        await service.set_interceptor("three", interceptor(system("three")))
+        await service.compact()
+    async with running(tmp_path, clock) as again:
+        names = [one.name for one in again.interceptors().interceptors]
+        assert names == ["one", "two", "three"]
+        after = [again.trajectory(session.id) for session in (over, live)]
+        assert [wire.encode(one) for one in after] == before
+        assert all(call.original is not None for one in after for call in one.calls)
+        call = await ask(again, again.session(live.id), user("b"))
+        [lease] = await claim(again)
+        assert (lease.call_id, texts(lease.request)) == (call.id, ["uno\n\ntwo\n\nthree", "b"])
 
 
 async def test_a_retry_of_an_edited_request_still_finds_its_call(tmp_path: Path) -> None:
