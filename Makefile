@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Many tests wait for processes, so more workers than cores is right.
 WORKERS ?= 4
 
-.PHONY: help setup demo test soak-service check lint fmt clean
+.PHONY: help setup demo test soak-service check lint fmt clean bench
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -25,6 +25,10 @@ test: setup      ## run the test suite (under five minutes)
 
 soak-service: setup  ## break ModelService for a long time: kills, full disks, hostile content
 	@$(BIN)/pytest -m soak -s tests/modelservice
+
+bench: setup     ## measure the loop beside nginx and other gateways, against its bars
+	@benchmarks/peers.sh
+	@$(BIN)/python benchmarks/loop.py --check
 
 lint: setup      ## format check, ruff, pyright, import contracts
 	$(BIN)/ruff format --check .
