@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Many tests wait for processes, so more workers than cores is right.
 WORKERS ?= 4
 
-.PHONY: help setup demo test soak-service check lint fmt clean bench
+.PHONY: help setup demo test test-clients test-export test-torch soak-service bench check lint fmt clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -23,12 +23,24 @@ demo: setup      ## run the whole loop: agents, ModelService, trainer, grades
 test: setup      ## run the test suite (under five minutes)
 	@$(BIN)/pytest -n $(WORKERS)
 
+test-export: setup  ## the exports, read by the projects they are for (makes .venv-export, 2 GB)
+	scripts/export-envs.sh
+	@$(BIN)/pytest -m packages tests/rollout/export
+
+test-torch: setup  ## exported tokens against a real transformer (makes .venv-torch, 1 GB)
+	scripts/torch-env.sh "$(PYTHON)" .venv-torch
+	@$(BIN)/pytest -m torch
+
 soak-service: setup  ## break ModelService for a long time: kills, full disks, hostile content
 	@$(BIN)/pytest -m soak -s tests/modelservice
 
 bench: setup     ## measure the loop beside nginx and other gateways, against its bars
 	@benchmarks/peers.sh
 	@$(BIN)/python benchmarks/loop.py --check
+
+test-clients: setup  ## install real agents (2.5 GB, once) and run them against ModelService
+	-@$(BIN)/python -m tests.clients.install
+	@$(BIN)/pytest -m clients -n $(WORKERS) tests/clients
 
 lint: setup      ## format check, ruff, pyright, import contracts
 	$(BIN)/ruff format --check .
@@ -43,4 +55,4 @@ fmt: setup       ## fix what can be fixed
 check: lint test ## everything a commit must pass
 
 clean:           ## remove what setup made
-	rm -rf $(VENV) rock/sandbox/native/rock-init
+	rm -rf $(VENV) .venv-export .venv-torch rock/sandbox/native/rock-init

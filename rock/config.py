@@ -18,6 +18,8 @@ from rock.errors import ConfigError
 
 Model = TypeVar("Model", bound=BaseModel)
 
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
 
 class Strict(BaseModel):
     """Base of every model for data that a person writes: unknown fields are errors, values frozen."""
@@ -38,15 +40,23 @@ class Environment(Strict):
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
+    """The variables of this process, or `environ`. Raises `ConfigError` naming the variable."""
     env = os.environ if environ is None else environ
     default_state = Path(env.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "rock"
     return Environment(
         state_dir=Path(env.get("ROCK_STATE_DIR") or default_state),
         require_docker=env.get("ROCK_REQUIRE_DOCKER", "") not in ("", "0"),
         docker_host=env.get("DOCKER_HOST"),
-        log_level=env.get("ROCK_LOG_LEVEL", "WARNING").upper(),
+        log_level=_log_level(env.get("ROCK_LOG_LEVEL") or "WARNING"),
         log_format="json" if env.get("ROCK_LOG_FORMAT", "").lower() == "json" else "text",
     )
+
+
+def _log_level(given: str) -> str:
+    level = given.upper()
+    if level not in LOG_LEVELS:
+        raise ConfigError(f"ROCK_LOG_LEVEL: expected one of {', '.join(LOG_LEVELS)}: {given!r}")
+    return level
 
 
 def inherited_environment() -> dict[str, str]:

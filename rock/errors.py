@@ -36,6 +36,7 @@ failed" are *results*, not errors; an error means that rock, its input or its su
     └── RolloutError
         ├── TaskError               a task's data or grader is broken
         ├── LedgerError             a run directory cannot be used or does not fit the run
+        ├── ExportError             an export directory cannot be used or does not fit the export
         └── RunFailed               too many infrastructure failures
 """
 
@@ -272,6 +273,12 @@ class LedgerError(RolloutError):
     """The run directory cannot be used."""
 
     code = "ledger_error"
+
+
+class ExportError(RolloutError):
+    """The export cannot be written or gone on with."""
+
+    code = "export_error"
 
 
 class RunFailed(RolloutError):

@@ -6,6 +6,7 @@ python=$1 venv=$2
 import sys
 sys.exit(sys.version_info < (3, 11))
 PY
+echo "Setting up $venv; the first time this takes a minute or two." >&2
 if [ ! -x "$venv/bin/python" ]; then
     "$python" -m venv "$venv" || {
         rm -rf "$venv"

@@ -9,22 +9,27 @@ from __future__ import annotations
 import logging
 import sys
 
-from rock.config import read_environment
-from rock.errors import ConfigError, RockError
-
 
 def main() -> None:
     """Entry point of `rock` and of `python -m rock`."""
-    from rock.cli.app import app  # typer and rich are loaded only when the command runs
-
-    level = read_environment().log_level
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        app(standalone_mode=True)
-    except RockError as exc:
-        if level == "DEBUG":
-            logging.getLogger(__name__).exception("failed")
-        print(f"rock: {exc.message}", file=sys.stderr)
-        sys.exit(2 if isinstance(exc, ConfigError) else 1)
+        _main()
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _main() -> None:
+    # Imports take most of a short command's time, and a Ctrl-C may come in them, too.
+    from rock.config import read_environment
+    from rock.errors import ConfigError, RockError
+
+    try:
+        level = read_environment().log_level
+        logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        from rock.cli.app import app
+
+        app(standalone_mode=True)
+    except RockError as exc:
+        logging.getLogger(__name__).debug("failed", exc_info=exc)
+        print(f"rock: {exc.message}", file=sys.stderr)
+        sys.exit(2 if isinstance(exc, ConfigError) else 1)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 import rock
+from rock.errors import ConfigError
 
 app = typer.Typer(
     name="rock",
@@ -147,15 +148,94 @@ def show(
     episode: Annotated[
         str | None, typer.Argument(help="TASK/INDEX: show this trajectory.", metavar="[EPISODE]")
     ] = None,
+    tokens: Annotated[
+        bool, typer.Option("--tokens", help="Token ids, masks and versions of an episode.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Show a run's figures and episodes, or one episode's trajectory."""
     from rock.cli.show import show_episode, show_run
 
     if episode is None:
+        if tokens:
+            raise ConfigError("--tokens: name an episode, too: rock show RUN TASK/INDEX --tokens")
         show_run(directory, as_json=json)
     else:
-        show_episode(directory, episode, as_json=json)
+        show_episode(directory, episode, as_json=json, tokens=tokens)
+
+
+@app.command()
+def diff(
+    run_a: Annotated[Path, typer.Argument(help="A run directory.", metavar="RUN_A")],
+    episode_a: Annotated[str, typer.Argument(help="TASK/INDEX.", metavar="EPISODE_A")],
+    run_b: Annotated[Path, typer.Argument(help="A run directory.", metavar="RUN_B")],
+    episode_b: Annotated[str, typer.Argument(help="TASK/INDEX.", metavar="EPISODE_B")],
+    json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Where two trajectories part: messages, tokens, rewards. Exit code 1 if they do."""
+    from rock.cli.diff import run_diff
+
+    run_diff((run_a, episode_a), (run_b, episode_b), as_json=json)
+
+
+@app.command()
+def export(
+    directory: Annotated[Path, typer.Argument(help="A run directory.", metavar="RUN")],
+    format_: Annotated[
+        str, typer.Option("--format", help="What to write, see docs/export.md.")
+    ] = "jsonl",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Export directory; one that exists is gone on with.",
+            show_default="RUN/exports/FORMAT",
+        ),
+    ] = None,
+    rows: Annotated[
+        Literal["chain", "turn"], typer.Option(help="One sequence per chain, or per answer.")
+    ] = "chain",
+    chains: Annotated[
+        list[str] | None, typer.Option(help="Class of chains to take, or all. May be repeated.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Another option, see docs/export.md."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="The summary as JSON.")] = False,
+) -> None:
+    """Write a run's trajectories for a trainer; started again on its directory, it goes on."""
+    from rock.cli.export import run_export
+
+    chosen: dict[str, Any] = {"rows": rows, "chains": tuple(chains) if chains else None}
+    run_export(
+        directory,
+        format_name=format_,
+        out=out,
+        chosen={name: value for name, value in chosen.items() if value is not None},
+        settings=set_ or [],
+        as_json=json,
+    )
+
+
+tokens_app = typer.Typer(no_args_is_help=True, help="Tokenizers and chat templates.")
+app.add_typer(tokens_app, name="tokens")
+
+
+@tokens_app.command()
+def check(
+    directory: Annotated[
+        Path, typer.Argument(help="A model's tokenizer and chat template.", metavar="TOKENIZER")
+    ],
+    template: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A variable for the template. May be repeated."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Whether a chat template keeps earlier messages as they were when others follow."""
+    from rock.cli.tokens_check import run_check
+
+    run_check(directory, template=template or [], as_json=json)
 
 
 @app.command()

@@ -10,10 +10,11 @@ import asyncio
 import os
 import sys
 import sysconfig
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -23,12 +24,15 @@ import rock.demo.agent
 from rock import process
 from rock.cli.progress import ProgressView
 from rock.cli.run import print_result, until_signalled
-from rock.config import inherited_environment
+from rock.config import inherited_environment, read_environment
 from rock.errors import RockError
 from rock.modelservice.supervise import ServiceProcess
 from rock.rollout.run import RunResult, ServiceAddress, run
 from rock.rollout.runfile import AgentConfig, MountConfig, RunFile
 from rock.rollout.tasks.humaneval import problems
+from rock.sandbox.ending import to_the_end
+
+T = TypeVar("T")
 
 AGENT_PATH = "/opt/rock-demo/agent.py"
 PYTHON_PATH = "/opt/rock-demo/python"
@@ -99,20 +103,41 @@ async def _demo(config: RunFile, seed: int, view: ProgressView) -> RunResult:
     state_dir = config.out / "service"
     async with (
         ServiceProcess(state_dir, exit_with_parent=True) as service,
-        _trainer(service, seed, view.console),
+        _trainer(service, seed, view.console) as trainer,
     ):
         address = ServiceAddress(
             control_url=service.control_url,
             admin_key=service.keys.admin_key,
             attach_path=service.attach_path,
         )
-        return await run(config, service=address, on_event=view.on_event)
+        work = run(
+            config,
+            service=address,
+            docker_host=read_environment().docker_host,
+            on_event=view.on_event,
+        )
+        return await _while_answered(trainer, work)
+
+
+async def _while_answered(trainer: process.Process, work: Coroutine[Any, Any, T]) -> T:
+    """`work` to its end. Raises `RockError` if the trainer ends first: nobody would answer."""
+    working = asyncio.ensure_future(work)
+    ended = asyncio.ensure_future(trainer.wait())
+    try:
+        await asyncio.wait({working, ended}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise RockError(f"the demo's trainer ended with code {ended.result()} before the run")
+        return working.result()
+    finally:
+        working.cancel()
+        ended.cancel()
+        await to_the_end(asyncio.wait({working, ended}))
 
 
 @asynccontextmanager
 async def _trainer(
     service: ServiceProcess, seed: int, console: Console
-) -> AsyncGenerator[None, None]:
+) -> AsyncGenerator[process.Process, None]:
     """The trainer process; what it prints is shown as it comes."""
     started = await process.start(
         [sys.executable, "-m", "rock.demo.trainer", service.control_url, str(seed)],
@@ -121,12 +146,10 @@ async def _trainer(
     )
     lines = asyncio.ensure_future(_show_lines(started, console))
     try:
-        yield
+        yield started
     finally:
-        code = await process.stop(started)
+        await process.stop(started)
         await asyncio.gather(lines, return_exceptions=True)
-        if code not in (0, -15):
-            raise RockError(f"the demo's trainer ended with code {code}")
 
 
 async def _show_lines(started: process.Process, console: Console) -> None:

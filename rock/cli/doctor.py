@@ -8,6 +8,7 @@ import json
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from rock.config import read_environment
@@ -44,7 +45,7 @@ def _print(checks: list[Check], provider: str | None) -> None:
         found = (
             check.detail if check.ok or not check.remedy else f"{check.detail}\n→ {check.remedy}"
         )
-        table.add_row("[green]ok[/]" if check.ok else "[red]no[/]", check.name, found)
+        table.add_row("[green]ok[/]" if check.ok else "[red]no[/]", check.name, escape(found))
     console = Console(highlight=False)
     console.print(table)
     console.print(f"\nsandboxes are made by: [bold]{provider or 'nothing that works here'}[/]")

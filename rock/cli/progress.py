@@ -18,6 +18,7 @@ from rock.rollout.events import (
     RunEnded,
     RunStarted,
 )
+from rock.rollout.outcome import OutcomeClass
 
 
 class ProgressView:
@@ -25,7 +26,6 @@ class ProgressView:
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.provider = ""
         self._phases: dict[str, str] = {}
         self._acknowledged = 0
         self._bar = Progress(
@@ -54,7 +54,6 @@ class ProgressView:
     def on_event(self, event: Event) -> None:
         match event:
             case RunStarted():
-                self.provider = event.provider
                 self._bar.update(self._task, total=event.episodes, completed=event.done)
                 gone_on = f", {event.done} done before" if event.done else ""
                 self.console.print(
@@ -82,9 +81,10 @@ class ProgressView:
             self._bar.advance(self._task)
         if not outcome.gradable:
             where = f"{event.record.task_id}/{event.record.index}"
-            again = "" if event.final else "; another attempt follows"
+            detail = f": {outcome.detail}" if outcome.detail else ""
+            again = "" if event.final else f"; {_next_attempt(outcome.cls)}"
             self.console.print(
-                f"[yellow]{escape(where)}: {outcome.cls}: {escape(outcome.detail)}{again}[/]",
+                f"[yellow]{escape(f'{where}: {outcome.cls}{detail}{again}')}[/]",
                 soft_wrap=True,
             )
 
@@ -94,3 +94,9 @@ class ProgressView:
             counts[phase] = counts.get(phase, 0) + 1
         phases = " ".join(f"{phase}:{count}" for phase, count in sorted(counts.items()))
         return f"{phases} taken by trainer:{self._acknowledged}"
+
+
+def _next_attempt(cls: OutcomeClass) -> str:
+    if cls in (OutcomeClass.CANCELLED, OutcomeClass.INTERRUPTED):
+        return "it is run again when the run is resumed"
+    return "another attempt follows"

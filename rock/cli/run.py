@@ -17,6 +17,7 @@ from rich.console import Console
 
 from rock.cli.progress import ProgressView
 from rock.cli.serve import service_dir, wait_for_service
+from rock.config import read_environment
 from rock.modelservice.keys import read_keys
 from rock.rollout.report import as_text
 from rock.rollout.run import EXIT_INTERRUPTED, RunResult, ServiceAddress, run
@@ -31,6 +32,7 @@ def run_file(file: Path, *, changes: Mapping[str, Any], state_dir: Path | None) 
             file,
             overrides=changes,
             service=_address(state_dir) if state_dir else None,
+            docker_host=read_environment().docker_host,
             on_event=view.on_event,
         )
         result = until_signalled(work)
@@ -55,7 +57,7 @@ def print_result(result: RunResult) -> None:
 
 
 def until_signalled(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work`; the first Ctrl-C or SIGTERM cancels it in order, and then exits 130."""
+    """Run `work`; a Ctrl-C, SIGTERM or closed terminal cancels it in order, and then exits 130."""
     with contextlib.suppress(asyncio.CancelledError, KeyboardInterrupt):
         return asyncio.run(_cancelled_by_signals(work))
     raise typer.Exit(EXIT_INTERRUPTED)
@@ -64,7 +66,10 @@ def until_signalled(work: Coroutine[Any, Any, T]) -> T:
 async def _cancelled_by_signals(work: Coroutine[Any, Any, T]) -> T:
     task = asyncio.current_task()
     assert task is not None
-    for number in (signal.SIGINT, signal.SIGTERM):
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # which is what nohup is for
+        numbers.append(signal.SIGHUP)
+    for number in numbers:
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     return await work
 

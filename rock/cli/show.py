@@ -11,11 +11,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rock.errors import ConfigError, LedgerError
-from rock.modelservice.wire import Choice, TokenRow, Trajectory, TrajectoryCall
-from rock.rollout.record import Record
+from rock.cli.episodes import find_episode
+from rock.cli.tokens import print_chain, print_tokens
+from rock.modelservice.wire import Choice, Trajectory, TrajectoryCall
+from rock.rollout.export.formats.line import line
+from rock.rollout.export.stream import samples_of_episode
 from rock.rollout.report import as_text, report
-from rock.rollout.rundir import file_name, read_info, read_records
+from rock.rollout.rundir import read_info, read_records
 
 TEXT_CHARS = 2000
 
@@ -33,7 +35,7 @@ def show_run(directory: Path, *, as_json: bool) -> None:
     for record in records:
         reward = record.outcome.reward
         table.add_row(
-            f"{record.task_id}/{record.index}",
+            escape(f"{record.task_id}/{record.index}"),
             record.outcome.cls,
             "-" if reward is None else f"{reward:.2f}",
             str(record.usage.turns),
@@ -42,17 +44,21 @@ def show_run(directory: Path, *, as_json: bool) -> None:
     Console(highlight=False).print(table)
 
 
-def show_episode(directory: Path, episode: str, *, as_json: bool) -> None:
-    """`episode` is TASK/INDEX. Raises ConfigError when the run has no such episode."""
-    record = _find(read_records(directory), episode)
-    name = file_name(record.task_id)
-    folder = directory / "episodes" / name / str(record.index) / f"attempt-{record.attempt}"
-    trajectory = _read(folder / "trajectory.json")
+def show_episode(directory: Path, episode: str, *, as_json: bool, tokens: bool) -> None:
+    """`episode` is TASK/INDEX; `tokens` shows its chains' ids instead of its messages.
+
+    Raises ConfigError when the run has no such episode.
+    """
+    record, trajectory = find_episode(directory, episode)
+    chains = samples_of_episode(directory, record.task_id, record.index) or []
     if as_json:
-        body = {"record": record, "trajectory": trajectory}
+        body: dict[str, Any] = {"record": record, "trajectory": trajectory}
+        if tokens:
+            body["samples"] = [line(sample, messages=False) for sample in chains]
         typer.echo(msgspec.json.format(msgspec.json.encode(body), indent=2).decode())
         return
-    console = Console(highlight=False)
+    # A terminal wraps long lines itself; lines broken here could not be copied or searched.
+    console = Console(highlight=False, soft_wrap=True)
     outcome = record.outcome
     console.print(
         f"[bold]{escape(record.task_id)}/{record.index}[/] attempt {record.attempt}: "
@@ -62,55 +68,62 @@ def show_episode(directory: Path, episode: str, *, as_json: bool) -> None:
     if trajectory is None:
         console.print("no trajectory: the attempt ended before there was one")
         return
-    shown = 0
-    for number, call in enumerate(trajectory.calls, 1):
-        shown = _print_call(console, number, call, shown)
-    for row in trajectory.rows:
-        console.print(_describe_row(row))
+    if not tokens:
+        _print_calls(console, trajectory)
+    for sample in chains:
+        (print_tokens if tokens else print_chain)(console, sample)
+    if len(chains) < len(trajectory.rows):
+        console.print(f"{len(trajectory.rows) - len(chains)} rows are invalid; export says why")
     for reason, count in trajectory.untrainable.items():
         console.print(f"untrainable: {escape(reason)} ({count} calls)")
 
 
-def _find(records: list[Record], episode: str) -> Record:
-    task, _, index = episode.rpartition("/")
-    for record in records:
-        if record.task_id == task and str(record.index) == index:
-            return record
-    known = ", ".join(f"{record.task_id}/{record.index}" for record in records[:5])
-    raise ConfigError(
-        f"no finished episode {episode!r}; expected TASK/INDEX, like {known or 'none'}"
-    )
+def _print_calls(console: Console, trajectory: Trajectory) -> None:
+    shown: dict[str, int] = {}
+    """Per call: how many messages of its conversation were shown once it was."""
+    for number, call in enumerate(trajectory.calls, 1):
+        known = shown.get(call.parent, 0) if call.parent else 0
+        _print_call(console, number, call, known)
+        shown[call.call_id] = len(call.request.messages) + 1
 
 
-def _read(path: Path) -> Trajectory | None:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Trajectory)
-    except FileNotFoundError:
-        return None
-    except msgspec.DecodeError as exc:
-        raise LedgerError(f"{path}: not a trajectory: {exc}") from exc
-
-
-def _print_call(console: Console, number: int, call: TrajectoryCall, shown: int) -> int:
-    """Print what is new in a call; how many messages of the conversation were shown by then."""
+def _print_call(console: Console, number: int, call: TrajectoryCall, known: int) -> None:
+    """Print what is new in a call after its first `known` messages."""
     title = f"call {number} ({call.state}, policy version {call.policy_version})"
-    if call.branch is not None or call.parent is None:
-        shown = 0  # a conversation of its own: everything in it is new
-        title += f", branch: {call.branch}" if call.branch else ""
+    title += f", {call.chain_class}" if call.chain_class != "main" else ""
+    title += f", branch: {call.branch}" if call.branch else ""
     console.rule(title, align="left")
-    for message in call.request.messages[shown:]:
+    if call.request.tools and not known:
+        console.print(f"[dim]tools: {escape(', '.join(map(_tool_name, call.request.tools)))}[/]")
+    for message in call.request.messages[known:]:
         _print_message(console, msgspec.json.decode(message))
-    for choice in call.choices:
+    for place, choice in enumerate(call.choices):
+        if len(call.choices) > 1:
+            console.print(f"[dim]choice {place}[/]")
         _print_choice(console, choice)
+    if call.untrainable:
+        console.print(f"[yellow]untrainable: {escape(call.untrainable)}[/]")
     if call.error:
         console.print(f"[red]{escape(call.error)}[/]")
-    return len(call.request.messages) + 1
+
+
+def _tool_name(tool: bytes | msgspec.Raw) -> str:
+    fields: dict[str, Any] = msgspec.json.decode(tool)
+    function: dict[str, Any] = fields.get("function") or fields
+    return str(function.get("name"))
 
 
 def _print_message(console: Console, message: dict[str, Any]) -> None:
     content: object = message.get("content")
     text = content if isinstance(content, str) else msgspec.json.encode(content).decode()
+    if content is None:
+        text = ""
     console.print(f"[bold]{escape(str(message.get('role')))}[/]: {escape(_cut(text))}")
+    calls: list[dict[str, Any]] = message.get("tool_calls") or []
+    for call in calls:
+        function: dict[str, Any] = call.get("function") or {}
+        arguments = escape(_cut(str(function.get("arguments"))))
+        console.print(f"  → {escape(str(function.get('name')))} {arguments}")
 
 
 def _print_choice(console: Console, choice: Choice) -> None:
@@ -120,14 +133,6 @@ def _print_choice(console: Console, choice: Choice) -> None:
     console.print(f"[bold green]assistant[/]: {escape(_cut(message.content or ''))}")
     for tool in message.tool_calls or []:
         console.print(f"  → {escape(tool.function.name)} {escape(_cut(tool.function.arguments))}")
-
-
-def _describe_row(row: TokenRow) -> str:
-    versions = sorted({s.policy_version for s in row.spans if s.policy_version is not None})
-    return (
-        f"row {row.chain}: {len(row.token_ids)} tokens, {sum(row.mask)} sampled, "
-        f"policy versions {versions}, sum of log-probs {sum(row.logprobs):.3f}"
-    )
 
 
 def _cut(text: str) -> str:

@@ -46,6 +46,8 @@ async def main(url: str, key: str, seed: int) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    # A demo that is killed cannot stop its trainer; the kernel says when it is gone.
+    asyncio.get_running_loop().add_reader(os.pidfd_open(os.getppid()), stop.set)
     policy = ScriptedSolver(problems(), seed=seed)
     async with TrainerClient(url, key) as trainer:
         await trainer.policy(version=policy.version)

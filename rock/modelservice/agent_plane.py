@@ -31,7 +31,7 @@ from rock.errors import (
     Unauthorized,
 )
 from rock.modelservice import dialects
-from rock.modelservice.auxiliary import classify
+from rock.modelservice.auxiliary import Kind, classify, never_asks_twice
 from rock.modelservice.dialects import Dialect, ErrorReply, Exchange, Renderer
 from rock.modelservice.logs import about
 from rock.modelservice.plane import EventStream, Reply, Request
@@ -122,15 +122,16 @@ class AgentPlane:
         """Read, parse and queue. The body and the parsed request end with this frame."""
         body = await request.read()
         parsed = dialect.parse(body, request.headers, _SessionHistory(self._service, session))
+        kind = classify(parsed.request, request.headers)
         incoming = Incoming(
             dialect=dialect.name,
             request=parsed.request,
             body=body,
             idempotency_key=request.headers.get("Idempotency-Key"),
-            retry_count=_retry_count(request.headers),
+            retry_count=_retry_count(kind, request.headers),
             stream=parsed.stream,
             trace={name: request.headers[name] for name in HEADERS if name in request.headers},
-            kind=classify(parsed.request, request.headers),
+            kind=kind,
         )
         call = await self._service.submit(session, incoming, wait=parsed.stream)
         return call, parsed.renderer, parsed.stream
@@ -228,7 +229,10 @@ def _api_key(headers: Mapping[str, str]) -> str | None:
     return key[:MAX_KEY_CHARS] or None
 
 
-def _retry_count(headers: Mapping[str, str]) -> int:
+def _retry_count(kind: Kind | None, headers: Mapping[str, str]) -> int:
+    """How often the client has asked this before; it only counts if it did ask the same."""
+    if never_asks_twice(kind, headers):
+        return 1
     given = headers.get("x-stainless-retry-count", "")
     return int(given) if given.isascii() and given.isdigit() and len(given) < 6 else 0
 

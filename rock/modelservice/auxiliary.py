@@ -17,6 +17,7 @@ from rock.modelservice.wire import CanonicalRequest
 
 Kind = Literal["subagent", "compaction", "title", "commit_message", "probe", "other"]
 
+CLAUDE_SESSION_HEADER = "x-claude-code-session-id"
 CLAUDE_AGENT_HEADER = "x-claude-code-agent-id"
 CODEX_TURN_HEADER = "x-codex-turn-metadata"
 HEAD_CHARS = 500
@@ -69,6 +70,17 @@ def classify(request: CanonicalRequest, headers: Mapping[str, str]) -> Kind | No
     if request.max_tokens == 1 and len(request.messages) == 1 and text.strip() == PROBE_TEXT:
         return "probe"
     return _marked_system(request)
+
+
+def never_asks_twice(kind: Kind | None, headers: Mapping[str, str]) -> bool:
+    """Whether an equal request is a retry even where its client does not say so.
+
+    Steps of claude-code and codex name their session in the body, and within one nothing is asked
+    twice on purpose. Not so their other calls: two sub-agents may begin with the same words, and a
+    summary that cannot be used is asked for again.
+    """
+    marks = (CLAUDE_SESSION_HEADER, CODEX_TURN_HEADER)
+    return kind is None and any(headers.get(mark) for mark in marks)
 
 
 def _codex_kind(header: str | None) -> Kind | None:

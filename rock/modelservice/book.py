@@ -201,6 +201,8 @@ class Book:
 
     def _store_tokens(self, call: Call, record: records.CallAnswered, prompt: bytes) -> None:
         parent = call.parent.tokens if call.parent is not None else None
+        if call.parent is not None and call.branch is None and not record.continues:
+            call.branch = "after_untrainable" if parent is None else "retokenised"
         call.tokens = CallTokens(
             call_id=call.id,
             policy_version=record.policy_version,
@@ -208,9 +210,9 @@ class Book:
             prompt=prompt,
             parent=parent if record.continues else None,
             parent_choice=call.parent_choice if record.continues else 0,
+            chain_class=call.chain_class,
+            branch=call.branch,
         )
-        if parent is not None and not record.continues and call.branch is None:
-            call.branch = "retokenised"
 
     def _replay_queued(self, record: records.CallQueued, now: float) -> None:
         session = self.sessions.get(record.call.rpartition(".")[0])

@@ -7,6 +7,7 @@ a waiting agent is a future in its call.
 from __future__ import annotations
 
 import asyncio
+from typing import cast
 
 import msgspec
 from msgspec import Raw, Struct
@@ -23,15 +24,15 @@ from rock.errors import (
     UpstreamError,
     UpstreamUnauthorized,
 )
-from rock.modelservice import records
+from rock.modelservice import chains, records
 from rock.modelservice.answer import Answer
-from rock.modelservice.graph import Extension, Located, MessageGraph
+from rock.modelservice.graph import Extension, Located, MessageGraph, Placement
 from rock.modelservice.queue import Ticket
 from rock.modelservice.rows import CallTokens
 from rock.modelservice.sessions import Session
 from rock.modelservice.spans import Said
 from rock.modelservice.states import ENDED_WITHOUT, Event, State
-from rock.modelservice.wire import CanonicalRequest, Omitted, Pins
+from rock.modelservice.wire import CanonicalRequest, ChainClass, Omitted, Pins
 from rock.types import CallId, WorkerId
 
 _FAILURES: dict[str, type[RockError]] = {
@@ -80,6 +81,7 @@ class Call(Ticket):
         "asked_at",
         "attached",
         "branch",
+        "chain_class",
         "covers",
         "cut_off",
         "dialect",
@@ -122,14 +124,14 @@ class Call(Ticket):
         self.pinned = record.pinned
         self.request, self.tools = _effective(record)
         """The effective canonical request as JSON, without messages and tools."""
-        self.leaf = 0
         self.original: Original | None = None
         """What was asked, where interceptors put something else in its place."""
         self.edited_by = record.edited_by
         self.identity: Identity | None = None
         self.parent: Call | None = None
-        self.parent_choice = self.covers = 0
+        self.leaf = self.parent_choice = self.covers = 0
         self.branch: str | None = None
+        self.chain_class: ChainClass = "main"
         self.asked_at = 0.0
         """On the service's clock; its deadline counts from here."""
         self.attached = 0
@@ -346,8 +348,48 @@ class Conversation:
             call.parent = self.calls[placement.parent.call]
             call.parent_choice = placement.parent.choice
         call.covers = placement.covers
-        call.branch = placement.branch
+        self._classify(call, placement, extension)
+        if placement.parent is not None and call.chain_class == self._class_before(call):
+            self.graph.go_on(placement.parent)
         self.calls.append(call)
+
+    def _classify(self, call: Call, placement: Placement, extension: Extension) -> None:
+        """Say whose work the call is and why it is a chain of its own, if it is."""
+        branch = placement.branch
+        marked = chains.class_of_kind(call.kind)
+        if marked is None:
+            new = (self.graph.blob(number) for number in extension.path)
+            branch = chains.refined(branch, new, self._answered())
+            side = branch if branch in ("auxiliary", "subagent") else None
+            call.chain_class = cast("ChainClass | None", side) or self._class_before(call)
+        else:
+            call.chain_class = marked
+            if call.parent is None or call.parent.chain_class != marked:
+                branch = marked if branch != "retry" else branch
+        call.branch = branch
+
+    def _class_before(self, call: Call) -> ChainClass:
+        """What a call is that goes on from its parent: after a compaction, what was compacted."""
+        before = call.parent
+        if before is None:
+            before = next((c for c in reversed(self.calls) if c.chain_class != "auxiliary"), None)
+            if before is None or before.chain_class != "compaction":
+                return "main"
+        while before is not None and before.chain_class == "compaction":
+            before = before.parent
+        return "main" if before is None else before.chain_class
+
+    def _answered(self) -> list[chains.Earlier]:
+        """The session's last answers, oldest first."""
+        found: list[chains.Earlier] = []
+        for call in reversed(self.calls):
+            if isinstance(call.stored, Answer):
+                messages = [choice.message for choice in call.stored.choices]
+                found.append(chains.Earlier(call.chain_class, messages))
+                if len(found) == chains.LOOK_BACK:
+                    break
+        found.reverse()
+        return found
 
     def remember(self, call: Call, parameters: bytes) -> None:
         """Let retries of the call find it."""

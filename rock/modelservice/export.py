@@ -81,6 +81,7 @@ def _call(conversation: Conversation, call: Call) -> TrajectoryCall:
         choices=[_choice(choice) for choice in answer.choices] if answer else [],
         parent=call.parent.id if call.parent else None,
         branch=call.branch,
+        chain_class=call.chain_class,
         untrainable=answer.untrainable if answer else None,
         policy_version=answer.policy_version if answer else None,
         usage=answer.usage if answer else None,

@@ -64,7 +64,7 @@ class Placement(Struct, frozen=True):
     covers: int
     """Leading messages that the parent's prompt and answer cover."""
     branch: str | None
-    """`repeated`, `edited`, `forked`, `auxiliary`, `new_root`; None if the call simply goes on."""
+    """`retry`, `edit`, `fork`, `auxiliary`, `new_root`; None if the call simply goes on."""
 
 
 class MessageGraph:
@@ -148,7 +148,10 @@ class MessageGraph:
         return Extension(base=base, path=path, blobs=blobs, leaf=node, known=known, tools=tools)
 
     def place(self, extension: Extension) -> Placement:
-        """Find the parent of the request just added, and remember that it was asked."""
+        """Find the parent of the request just added, and remember that it was asked.
+
+        Whether the parent's chain now goes on here is for the caller to say: `go_on`.
+        """
         leaf = self._normal[extension.leaf]
         roles: list[str] = []  # from the leaf up
         node = extension.leaf
@@ -163,21 +166,23 @@ class MessageGraph:
         covers = self._depth[node]
         first = not self._asked
         if leaf in self._asked:
-            branch = "repeated"
+            branch = "retry"
         elif parent is not None:
             branch = self._branch_from(parent, roles)
         else:
             branch = None if first else self._branch_from_root(extension, roles)
         self._asked.add(leaf)
-        if parent is not None:
-            self._continued.add(parent)
         self._tools_seen = self._tools_seen or extension.tools is not None
         return Placement(parent, covers, branch)
 
+    def go_on(self, parent: AnswerRef) -> None:
+        """A further call from this answer is a fork from now on."""
+        self._continued.add(parent)
+
     def _branch_from(self, parent: AnswerRef, roles_after: list[str]) -> str | None:
         if "assistant" in roles_after:
-            return "edited"  # it carries an answer that nobody here gave
-        return "forked" if parent in self._continued else None
+            return "edit"  # it carries an answer that nobody here gave
+        return "fork" if parent in self._continued else None
 
     def _branch_from_root(self, extension: Extension, roles_up: list[str]) -> str:
         system = 0
@@ -186,7 +191,7 @@ class MessageGraph:
                 break
             system += 1
         if extension.known > system:
-            return "edited"
+            return "edit"
         if extension.tools is None and self._tools_seen:
             return "auxiliary"
         return "new_root"

@@ -1,7 +1,8 @@
 """Token rows: the calls of one session as training sequences, each sampled token in exactly one.
 
 A call whose prompt ids begin with its parent's prompt and answer ids goes on in the parent's row;
-any other starts a row of its own, with everything before its answer masked. Prompts are stored as
+any other starts a row of its own, with everything before its answer masked; so does a call of another
+class than its parent, so that side jobs stay out of the agent's own rows. Prompts are stored as
 what is new after the parent, so a turn costs what is new in it.
 """
 
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rock.modelservice import tokens
-from rock.modelservice.wire import Span, TokenRow, VersionSpan
+from rock.modelservice.wire import ChainClass, Span, TokenRow, VersionSpan
 from rock.types import CallId, PolicyVersion
 
 
@@ -37,6 +38,9 @@ class CallTokens:
     """Packed prompt ids: all of them, or those after the parent's prompt and answer."""
     parent: CallTokens | None = field(default=None, repr=False)
     parent_choice: int = 0
+    chain_class: ChainClass = "main"
+    branch: str | None = None
+    """Why the call is not simply the next one of a chain."""
     prompt_count: int = field(init=False)
     """Tokens before the answer: those of the whole prompt."""
 
@@ -71,8 +75,16 @@ def new_after(prompt: bytes, parent: CallTokens, choice: int) -> bytes | None:
 
 
 class _Row:
-    def __init__(self, chain: str) -> None:
-        self.row = TokenRow(chain=chain, token_ids=[], mask=[], logprobs=[], spans=[])
+    def __init__(self, call: CallTokens, choice: int) -> None:
+        self.row = TokenRow(
+            chain=f"{call.call_id}/{choice}",
+            token_ids=[],
+            mask=[],
+            logprobs=[],
+            spans=[],
+            chain_class=call.chain_class,
+            branch=call.branch if choice == 0 else "choice",
+        )
 
     def prompt(self, call: CallTokens, ids: bytes) -> None:
         values = tokens.unpack_ids(ids)
@@ -115,12 +127,13 @@ def build_rows(calls: Iterable[CallTokens]) -> list[TokenRow]:
     for call in calls:
         for choice, sample in enumerate(call.samples):
             row = None
-            if choice == 0 and call.parent is not None:
-                row = ends.pop((call.parent.call_id, call.parent_choice), None)
+            parent = call.parent
+            if choice == 0 and parent is not None and parent.chain_class == call.chain_class:
+                row = ends.pop((parent.call_id, call.parent_choice), None)
             if row is not None:
                 row.prompt(call, call.prompt)
             else:
-                row = _Row(f"{call.call_id}/{choice}")
+                row = _Row(call, choice)
                 row.prompt(call, call.prompt_ids())
                 rows.append(row)
             row.sampled(call, sample)

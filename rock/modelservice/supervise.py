@@ -24,7 +24,7 @@ from rock.config import inherited_environment
 from rock.errors import ServiceUnavailable
 from rock.modelservice.keys import Keys, read_keys
 from rock.modelservice.listening import bind, url_of
-from rock.modelservice.server import READY_FILE, Ready, read_ready
+from rock.modelservice.server import Ready, read_ready
 from rock.modelservice.settings import ServiceConfig
 
 LOG_FILE = "service.log"
@@ -174,14 +174,20 @@ class ServiceProcess:
         await self._wait_until_ready(self._process)
 
     def _prepare(self) -> None:
-        self.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (self.state_dir / READY_FILE).unlink(missing_ok=True)
+        try:
+            self.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (self.state_dir / LOG_FILE).touch()
+        except OSError as exc:
+            raise ServiceUnavailable(
+                f"{self.state_dir}: expected a directory that can be written: {exc.strerror}"
+            ) from exc
 
     async def _wait_until_ready(self, started: process.Process) -> None:
         ended = asyncio.ensure_future(started.wait())
         try:
             async with asyncio.timeout(self._start_seconds):
-                while (ready := read_ready(self.state_dir)) is None:
+                # One that is there already is of an earlier service, or of one that still runs.
+                while (ready := read_ready(self.state_dir)) is None or ready.pid != started.pid:
                     await asyncio.wait({ended}, timeout=0.02)
                     if ended.done():
                         message = (

@@ -22,6 +22,7 @@ from rock.modelservice.compaction import Outcome, Plan
 from rock.modelservice.engine import Engine
 from rock.modelservice.segments import Spot
 from rock.modelservice.shelf import Stretch
+from rock.modelservice.states import Event, State
 
 log = logging.getLogger(__name__)
 
@@ -174,4 +175,7 @@ def _rebuilt(where: list[Spot] | Stretch) -> Book:
             book.apply(records.decoder.decode(payload), 0.0)
     except (msgspec.DecodeError, NotFound, LookupError) as exc:
         raise JournalError(f"the journal says what cannot have happened: {exc}") from exc
+    for call in book.calls.values():
+        if call.state is State.ANSWERED:  # nobody waits for a call that is not in memory
+            call.move(Event.AGENT_LEFT)
     return book

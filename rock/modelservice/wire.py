@@ -23,6 +23,10 @@ else:
     # msgspec decodes `Raw | None` as null only; with UnsetType, which no JSON is, it takes any JSON.
     OptionalRaw = Raw | UnsetType
 
+ChainClass = Literal["main", "subagent", "compaction", "auxiliary"]
+"""Whose work a chain is: the agent's, a sub-agent's, the shortening of a history, another side job."""
+TRAINED: tuple[ChainClass, ...] = ("main", "subagent")
+"""The classes that training takes unless told otherwise."""
 CloseReason = Literal["finished", "revoked", "limit", "stale", "expired"]
 LimitName = Literal["max_calls", "max_prompt_tokens", "max_completion_tokens", "max_wall_seconds"]
 Count = Annotated[int, Meta(ge=0)]
@@ -322,6 +326,9 @@ class TokenRow(Input):
     mask: list[int]
     logprobs: list[float]
     spans: list[Span]
+    chain_class: ChainClass = "main"
+    branch: str | None = None
+    """Why this chain is one of its own (docs/tokens.md lists the reasons); null for the first."""
 
 
 class TrajectoryCall(Wire):
@@ -347,6 +354,7 @@ class TrajectoryCall(Wire):
     """Why this call does not continue the one before it; null if it does."""
     kind: str | None = None
     """What the call is for if it is no step of the task; null if it is one."""
+    chain_class: ChainClass = "main"
     untrainable: str | None = None
     policy_version: int | None = None
     usage: Usage | None = None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from msgspec import field
+
 from rock.modelservice.wire import Input, TokenRow, Wire
 
 
@@ -16,6 +18,8 @@ class GroupEpisode(Input):
     """`rock.rollout.outcome.Outcome` as JSON."""
     reward: float | None
     rows: list[TokenRow]
+    left_out: dict[str, int] = field(default_factory=dict[str, int])
+    """Reason -> number of rows that the run does not train on."""
 
 
 class Group(Input):

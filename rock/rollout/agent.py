@@ -46,7 +46,13 @@ async def run_agent(
     sandbox: Sandbox, agent: AgentConfig, values: Mapping[str, str], *, timeout_seconds: float
 ) -> ExecResult:
     """Run the agent to its end; nothing that it started is left then."""
-    env = {"OPENAI_BASE_URL": values["base_url"], "OPENAI_API_KEY": values["api_key"]}
+    env = {
+        "OPENAI_BASE_URL": values["base_url"],
+        "OPENAI_API_KEY": values["api_key"],
+        # Anthropic's clients put the version into the path themselves.
+        "ANTHROPIC_BASE_URL": values["base_url"].removesuffix("/v1"),
+        "ANTHROPIC_API_KEY": values["api_key"],
+    }
     return await sandbox.exec(
         fill_all(agent.command, values),
         timeout_seconds=timeout_seconds,

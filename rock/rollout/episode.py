@@ -204,7 +204,8 @@ class _Attempt:
                 kept = await export(admin, session_id, self.folder, close_reason=info.close_reason)
                 self.seen.usage, self.seen.untrainable = kept.usage, kept.untrainable
         except (ModelServiceError, TimeoutError, OSError) as exc:
-            log.warning("session %s was not closed and kept: %s", session_id, exc)
+            reason = str(exc) or type(exc).__name__
+            log.warning("session %s was not closed and kept: %s", session_id, reason)
 
     async def _grade(
         self, sandbox: Sandbox, grader: Grader, agent_class: OutcomeClass | None, detail: str
@@ -336,4 +337,4 @@ async def _bounded_stop(sandbox: Sandbox) -> None:
         async with asyncio.timeout(STOP_SECONDS):
             await sandbox.stop()
     except (SandboxError, TimeoutError, OSError) as exc:
-        log.warning("sandbox %s was not stopped: %s", sandbox.id, exc)
+        log.warning("sandbox %s was not stopped: %s", sandbox.id, str(exc) or type(exc).__name__)

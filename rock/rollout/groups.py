@@ -7,10 +7,13 @@ between publishing and the ledger's line, or when the service has forgotten a gr
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Collection
 
 from rock.errors import LedgerError, NotFound
 from rock.modelservice import wire_groups
 from rock.modelservice.shards import AdminShards
+from rock.modelservice.wire import TokenRow
 from rock.rollout.events import GroupAcknowledged, GroupDone, OnEvent
 from rock.rollout.ledger import GroupConsumed, GroupPublished, GroupState
 from rock.rollout.outcome import outcome_json
@@ -25,8 +28,17 @@ LAST_WATCH_SECONDS = 0.2
 class Publisher:
     """Publishes the groups of one run and records what the trainer has consumed."""
 
-    def __init__(self, directory: RunDir, admin: AdminShards, on_event: OnEvent) -> None:
+    def __init__(
+        self,
+        directory: RunDir,
+        admin: AdminShards,
+        on_event: OnEvent,
+        *,
+        train_chains: Collection[str],
+    ) -> None:
+        """`train_chains`: the classes of chains whose rows the trainer gets."""
         self._directory = directory
+        self._train_chains = train_chains
         self._admin = admin
         self._on_event = on_event
         self._begun: set[str] = set()
@@ -42,13 +54,16 @@ class Publisher:
             await self._publish(group)
 
     async def _publish(self, group: GroupState) -> None:
-        assembled = await asyncio.to_thread(assemble, self._directory, group)
+        assembled = await self._assembled(group)
         await self._admin.publish_group(assembled)
         await self._directory.ledger.append(GroupPublished(group_id=group.plan.group_id, at=now()))
         rewards = tuple(episode.reward for episode in assembled.episodes)
         self._on_event(
             GroupDone(group_id=group.plan.group_id, task_id=group.plan.task_id, rewards=rewards)
         )
+
+    async def _assembled(self, group: GroupState) -> wire_groups.Group:
+        return await asyncio.to_thread(assemble, self._directory, group, self._train_chains)
 
     async def watch(self) -> None:
         """Record acknowledgements as they come. Runs until cancelled."""
@@ -77,9 +92,7 @@ class Publisher:
             try:
                 status = await self._admin.group_status(group_id)
             except NotFound:
-                await self._admin.publish_group(
-                    await asyncio.to_thread(assemble, self._directory, group)
-                )
+                await self._admin.publish_group(await self._assembled(group))
                 waiting += 1
                 continue
             if status.state == "acknowledged":
@@ -90,7 +103,9 @@ class Publisher:
         return waiting
 
 
-def assemble(directory: RunDir, group: GroupState) -> wire_groups.Group:
+def assemble(
+    directory: RunDir, group: GroupState, train_chains: Collection[str]
+) -> wire_groups.Group:
     """The group from its episodes' records and trajectories. Rows come only with what counts."""
     plan = group.plan
     return wire_groups.Group(
@@ -99,7 +114,8 @@ def assemble(directory: RunDir, group: GroupState) -> wire_groups.Group:
         task_id=plan.task_id,
         size=plan.size,
         episodes=[
-            _episode(directory, final_record(directory, group, index)) for index in range(plan.size)
+            _episode(directory, final_record(directory, group, index), train_chains)
+            for index in range(plan.size)
         ],
     )
 
@@ -122,14 +138,24 @@ def final_record(directory: RunDir, group: GroupState, index: int) -> Record:
     return record
 
 
-def _episode(directory: RunDir, record: Record) -> wire_groups.GroupEpisode:
+def _episode(
+    directory: RunDir, record: Record, train_chains: Collection[str]
+) -> wire_groups.GroupEpisode:
     outcome = record.outcome
-    folder = directory.attempt_folder(plan_of(record))
+    rows: list[TokenRow] = []
+    left_out = Counter[str]()
+    if outcome.in_loss:
+        for row in read_rows(directory.attempt_folder(plan_of(record))):
+            if row.chain_class in train_chains:
+                rows.append(row)
+            else:
+                left_out[f"chain class {row.chain_class}"] += 1
     return wire_groups.GroupEpisode(
         episode_id=record.episode_id,
         index=record.index,
         session_id=record.session_id,
         outcome=outcome_json(outcome),
         reward=outcome.reward,
-        rows=read_rows(folder) if outcome.in_loss else [],
+        rows=rows,
+        left_out=dict(left_out),
     )

@@ -249,10 +249,14 @@ class Ledger:
             await asyncio.to_thread(self._write, data)
 
     def _write(self, data: bytes) -> None:
+        end = os.lseek(self._fd, 0, os.SEEK_CUR)
         try:
             write_all(self._fd, data)
             os.fdatasync(self._fd)
         except OSError as exc:
+            # Half a line with others after it could not be read again.
+            os.ftruncate(self._fd, end)
+            os.lseek(self._fd, end, os.SEEK_SET)
             raise LedgerError(f"{self.path}: cannot be written: {exc.strerror}") from exc
 
     def close(self) -> None:

@@ -13,10 +13,8 @@ needs to know one address, however many runs there are.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import re
-import signal
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -85,12 +83,13 @@ async def run(
     overrides: Mapping[str, Any] | None = None,
     service: ServiceAddress | None = None,
     provider: Provider | None = None,
+    docker_host: str | None = None,
     on_event: OnEvent = ignore,
 ) -> RunResult:
     """Run a run file to its end, or from where an earlier harness stopped in `directory`.
 
     `overrides` are top-level fields that win over the file's. A `provider` given here stays the
-    caller's. Raises `ConfigError`, `LedgerError`, `ProviderUnavailable` and `ModelServiceError` for
+    caller's; otherwise one is made, on the engine at `docker_host`. Raises `ConfigError`, `LedgerError`, `ProviderUnavailable` and `ModelServiceError` for
     what stops the whole run; what goes wrong in an episode is in its outcome. Cancelling it stops
     everything and leaves the directory resumable.
     """
@@ -100,7 +99,7 @@ async def run(
     _refuse_ungraded(config, tasks)
     with RunDir.open(where.resolve(), config, source=text) as opened:
         async with AsyncExitStack() as stack:
-            chosen = await _provider(stack, config, provider)
+            chosen = await _provider(stack, config, provider, docker_host)
             address = service or await stack.enter_async_context(_service(opened.path, config))
             admin = await stack.enter_async_context(
                 AdminShards(address.control_url, address.admin_key)
@@ -150,13 +149,15 @@ def _refuse_ungraded(config: RunFile, tasks: list[LoadedTask]) -> None:
             )
 
 
-async def _provider(stack: AsyncExitStack, config: RunFile, given: Provider | None) -> Provider:
+async def _provider(
+    stack: AsyncExitStack, config: RunFile, given: Provider | None, docker_host: str | None
+) -> Provider:
     """The provider to use; one made here is closed with `stack`."""
     if given is not None:
         return given
     if config.provider == "auto":
-        return await stack.enter_async_context(await choose_provider())
-    for candidate in providers():
+        return await stack.enter_async_context(await choose_provider(docker_host))
+    for candidate in providers(docker_host):
         if candidate.name != config.provider:
             await candidate.close()
             continue
@@ -229,22 +230,3 @@ def _finish(opened: RunDir, provider: str, failure: str | None) -> RunResult:
         consumed=sum(group.consumed for group in state.groups.values()),
         failure=failure,
     )
-
-
-def run_to_exit_code(source: Path, **options: Any) -> int:
-    """`run` for a command line: the exit code, 130 when a signal (Ctrl-C or SIGTERM) stopped it.
-
-    The first signal stops everything in order; the directory is resumable then.
-    """
-    with contextlib.suppress(asyncio.CancelledError, KeyboardInterrupt):
-        return asyncio.run(_until_signalled(source, options))
-    return EXIT_INTERRUPTED
-
-
-async def _until_signalled(source: Path, options: Mapping[str, Any]) -> int:
-    loop = asyncio.get_running_loop()
-    task = asyncio.current_task()
-    assert task is not None
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, task.cancel)
-    return (await run(source, **options)).exit_code

@@ -88,6 +88,9 @@ class RunDir:
             _take(lock, path)
             info = _start_or_continue(path, run, source)
             ledger = Ledger.open(path / "ledger.jsonl")
+        except OSError as exc:
+            os.close(lock)
+            raise LedgerError(f"{path}: cannot be used as a run directory: {exc.strerror}") from exc
         except BaseException:
             os.close(lock)
             raise
@@ -113,10 +116,13 @@ class RunDir:
         )
 
     def write_record(self, record: Record) -> None:
-        """Put the record in its attempt's folder; durable on return."""
+        """Put the record in its attempt's folder; durable on return. Raises `LedgerError`."""
         folder = self.attempt_folder(plan_of(record))
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / "record.json", encode(record))
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / "record.json", encode(record))
+        except OSError as exc:
+            raise LedgerError(f"{folder}: the record cannot be written: {exc.strerror}") from exc
 
     def read_record(self, plan: Plan) -> Record | None:
         """The attempt's record, None when it never got one. Raises `LedgerError` for a broken one."""

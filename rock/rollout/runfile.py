@@ -15,6 +15,7 @@ from pydantic import AfterValidator, Field
 
 from rock.config import Strict, kind_of, validated
 from rock.errors import ConfigError
+from rock.modelservice.wire import TRAINED, ChainClass
 from rock.rollout.task import AbsolutePath, Argv, Grader, Seconds, TaskFile, inline
 from rock.rollout.tasks.files import read_yaml
 from rock.sandbox.base import Limits, Mount
@@ -53,8 +54,8 @@ class AgentConfig(Strict):
     )
     env: dict[str, str] = Field(
         default={},
-        description="Environment, with the same placeholders. OPENAI_BASE_URL and OPENAI_API_KEY "
-        "are always there.",
+        description="Environment, with the same placeholders. OPENAI_BASE_URL, OPENAI_API_KEY, "
+        "ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY are always there.",
     )
     timeout_seconds: Seconds = Field(default=1800.0, description="Time limit of the agent.")
     cwd: str = Field(default="{workdir}", description="Directory in which the agent starts.")
@@ -166,6 +167,11 @@ class RunFile(Strict):
     sampling: SamplingConfig = Field(default=SamplingConfig(), description="Sampling overrides.")
     limits: LimitsConfig = Field(default=LimitsConfig(), description="Bounds per episode.")
     infra: InfraConfig = Field(default=InfraConfig(), description="Infrastructure failures.")
+    train_chains: list[ChainClass] = Field(
+        default=list(TRAINED),
+        description="Classes of chains whose token rows the trainer gets: main, subagent, "
+        "compaction, auxiliary.",
+    )
     seed: int | None = Field(
         default=None, description="Gives every episode its own sampling seed, the same in each run."
     )

@@ -41,7 +41,9 @@ class Runner:
         self._ledger = directory.ledger
         self._tools = tools
         self._run = tools.run
-        self._publisher = Publisher(directory, tools.admin, tools.on_event)
+        self._publisher = Publisher(
+            directory, tools.admin, tools.on_event, train_chains=tools.run.train_chains
+        )
         self._infra_failed = 0
 
     async def plan(self) -> None:

@@ -11,6 +11,7 @@ import base64
 import binascii
 import hashlib
 import stat
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -51,6 +52,13 @@ def _fits_an_argument(text: str) -> str:
             f"expected at most {MAX_ARGUMENT_BYTES} bytes and no NUL, since an agent gets it as one "
             f"argument ({size} bytes); put more into a file of the task"
         )
+    return text
+
+
+def _printable(text: str) -> str:
+    """Ids are shown in tables, typed in commands and given as arguments."""
+    if any(unicodedata.category(char) in ("Cc", "Cs") for char in text):
+        raise ValueError("expected text without control characters, such as line ends")
     return text
 
 
@@ -130,7 +138,7 @@ class Timeouts(Strict):
 class Task(Strict):
     """One problem."""
 
-    task_id: Annotated[str, Field(min_length=1, max_length=200)]
+    task_id: Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_printable)]
     instruction: Annotated[str, Field(min_length=1), AfterValidator(_fits_an_argument)]
     files: Files = Field(default_factory=dict)
     workdir: AbsolutePath = "/workspace"

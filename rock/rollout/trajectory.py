@@ -110,3 +110,14 @@ def read_rows(folder: Path) -> list[wire.TokenRow]:
         return []
     except msgspec.DecodeError as exc:
         raise LedgerError(f"{path}: not a trajectory: {exc}") from exc
+
+
+def read_trajectory(folder: Path) -> wire.Trajectory | None:
+    """A stored trajectory, None when the attempt ended before there was one. Raises `LedgerError`."""
+    path = folder / FILE_NAME
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=wire.Trajectory)
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as exc:
+        raise LedgerError(f"{path}: not a trajectory: {exc}") from exc

@@ -33,6 +33,7 @@ from rock.sandbox.engine import REMEDY, Engine, Image
 from rock.sandbox.helper import helper_path
 from rock.sandbox.mount_rules import check_spec
 from rock.sandbox.owner import EXPIRES, RUN, Owner, wall_seconds
+from rock.sandbox.reaper import reap
 
 log = logging.getLogger(__name__)
 
@@ -83,13 +84,18 @@ class DockerProvider(Provider):
         self._closed = False
 
     async def probe(self) -> Availability:
-        """Ask the engine, then really start a sandbox and speak to it through its socket."""
+        """Ask the engine, then really start a sandbox and speak to it through its socket.
+
+        In between, what harnesses that were killed left on this engine is removed.
+        """
         try:
             info = await self.engine.info()
         except ProviderUnavailable as exc:
-            return Availability(available=False, detail=exc.message, remedy=REMEDY)
+            reason = exc.message.removesuffix(f"; {REMEDY}")
+            return Availability(available=False, detail=reason, remedy=REMEDY)
         except SandboxError as exc:
             return Availability(available=False, detail=exc.message, remedy=RESTART_REMEDY)
+        await self._remove_leftovers()
         try:
             async with await self.create(SandboxSpec()):
                 pass
@@ -99,6 +105,15 @@ class DockerProvider(Provider):
             return Availability(available=False, detail=exc.message, remedy=RESTART_REMEDY)
         detail = f"engine {info.version} (API {info.api_version}) at {info.address}"
         return Availability(available=True, detail=detail)
+
+    async def _remove_leftovers(self) -> None:
+        try:
+            removed = await reap(self.engine, base=self.base, now=self._now)
+        except (SandboxError, OSError) as exc:
+            log.warning("leftovers of other harnesses were not looked for: %s", exc)
+            return
+        for name in removed.containers:
+            log.info("removed %s, whose harness is gone", name)
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         """A running container with its helper answering.

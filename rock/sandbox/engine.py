@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 
 REMEDY = (
     "start an engine (scripts/start-docker.sh on Debian, else your system's docker service), "
-    "or set DOCKER_HOST to one that this user may reach"
+    "join its group (docker) if permission is denied, or set DOCKER_HOST to one that this user may reach"
 )
 
 

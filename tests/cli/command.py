@@ -34,6 +34,11 @@ def environment(home: Path, extra: Mapping[str, str] | None = None) -> dict[str,
     }
 
 
+def _hear_hang_ups() -> None:
+    """Who runs the tests under nohup ignores SIGHUP, and so would every process below."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 @asynccontextmanager
 async def started(
     *argv: str, home: Path, extra: Mapping[str, str] | None = None
@@ -48,6 +53,7 @@ async def started(
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
+        preexec_fn=_hear_hang_ups,
     )
     try:
         yield process

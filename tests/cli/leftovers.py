@@ -37,6 +37,14 @@ def gone(process: Identity) -> bool:
     return not fields or fields[0] == "Z" or fields[19] != process[1]
 
 
+def command_line(pid: int) -> bytes:
+    """Empty for a process that is gone or a zombie."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
 async def wait_until(condition: Callable[[], bool], *, seconds: float = 60) -> None:
     """Poll until true; a bound, not a pause."""
     async with asyncio.timeout(seconds):

@@ -103,3 +103,19 @@ async def test_showing_what_is_no_run_says_so(tmp_path: Path) -> None:
     done = await rock("show", ".", home=tmp_path)
     assert done.code == 1
     assert "not a run directory" in done.err
+
+
+async def test_an_unknown_log_level_is_named(tmp_path: Path) -> None:
+    done = await rock("version", home=tmp_path, extra={"ROCK_LOG_LEVEL": "loud"})
+    assert done.code == 2
+    assert "ROCK_LOG_LEVEL" in done.err
+    assert "'loud'" in done.err
+    assert "Traceback" not in done.err
+
+
+async def test_a_demo_that_cannot_write_its_run_directory_says_so(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    done = await rock("demo", "--out", "taken", home=tmp_path)
+    assert done.code == 1
+    assert f"{tmp_path}/taken" in done.err
+    assert "Traceback" not in done.err

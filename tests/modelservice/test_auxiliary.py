@@ -101,3 +101,36 @@ async def test_the_label_is_seen_by_the_worker_and_in_the_trajectory(tmp_path: P
             exported = await admin.trajectory(session.session_id)
     assert [lease.kind for lease in policy.seen] == ["title", None]
     assert [call.kind for call in exported.calls] == ["title", None]
+
+
+CLAUDE_STEP = {"x-claude-code-session-id": "c1"}
+CODEX_STEP = {"x-codex-turn-metadata": json.dumps({"request_kind": "turn"})}
+
+
+@pytest.mark.parametrize(
+    ("headers", "text", "sampled"),
+    [
+        pytest.param(CLAUDE_STEP, "fix it", 1, id="claude-code"),
+        pytest.param(CODEX_STEP, "fix it", 1, id="codex"),
+        pytest.param({**CLAUDE_STEP, "x-claude-code-agent-id": "a1"}, "fix it", 2, id="sub-agent"),
+        pytest.param(CODEX_STEP, COMPACT, 2, id="compaction"),
+        pytest.param({}, "fix it", 2, id="anybody"),
+    ],
+)
+async def test_step_that_is_asked_again_is_a_retry_where_its_program_never_asks_twice(
+    headers: dict[str, str], text: str, sampled: int, tmp_path: Path
+) -> None:
+    policy = ScriptedPolicy(["one"])
+    async with running_service(tmp_path) as service, answering(service, policy):
+        session = await new_session(service)
+        async with agent(session.base_url) as client:
+            replies = [
+                await client.chat.completions.create(
+                    model="m",
+                    messages=[{"role": "user", "content": text}],
+                    extra_headers=headers,
+                )
+                for _ in range(2)
+            ]
+    assert len(policy.seen) == sampled
+    assert len({reply.id for reply in replies}) == sampled

@@ -270,7 +270,8 @@ async def test_the_journal_compacts_itself_when_it_has_grown(tmp_path: Path) -> 
             await asyncio.sleep(0)
             assert len(made) < 100, "it never compacted"
         await until(lambda: exist(tmp_path, "base-*.log") and not exist(tmp_path, "journal-*.log"))
-        assert (tmp_path / "journal.log").stat().st_size < 20_000
+        # What came while it compacted is in the new active file; it began anew all the same.
+        assert (tmp_path / "journal.log").stat().st_size < 2 * 20_000
         for one in made:
             assert len(service.trajectory(one.session_id).calls) == 3
 

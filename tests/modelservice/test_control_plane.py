@@ -247,7 +247,7 @@ async def test_errors_come_back_as_the_classes_they_are(tmp_path: Path) -> None:
     [
         ("/trainer/v1/claim", {"worker_id": 3}, "worker_id", "Expected `str`, got `int`"),
         ("/trainer/v1/claim", {}, None, "worker_id"),
-        ("/trainer/v1/claim", {"worker_id": "w", "max_leases": 0}, "max_leases", "at least 1"),
+        ("/trainer/v1/claim", {"worker_id": "w", "max_leases": -1}, "max_leases", "at least 0"),
         ("/trainer/v1/claim", {"worker_id": "w", "max_lease": 1}, None, "max_lease"),
         ("/trainer/v1/complete", [], None, "Expected `object`, got `array`"),
         (

@@ -1,11 +1,13 @@
-"""Random conversations through the whole service: branches, edits, retries, n choices, bad tokens,
-re-rendered prompts. Whatever happens, each sampled token of each trainable answer is owned by
-exactly one row, and a restart exports the same."""
+"""Random conversations through the whole service: branches, edits, retries, compactions, side jobs,
+n choices, bad tokens, re-rendered prompts. Whatever happens, each sampled token of each trainable
+answer is owned by exactly one row, every row up to an answer is what the engine saw, side jobs have
+rows of their own, and a restart exports the same."""
 
 from __future__ import annotations
 
 import asyncio
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ class Agent:
         self.said = 0
 
     def next_history(self) -> History:
-        kinds = ["new", "go on", "again", "edit"] if self.histories else ["new"]
+        kinds = ["new", "go on", "again", "edit", "compact"] if self.histories else ["new"]
         kind = self.draw(st.sampled_from(kinds))
         self.said += 1
         if kind == "new":
@@ -36,6 +38,8 @@ class Agent:
         history = list(self.draw(st.sampled_from(self.histories)))
         if kind == "go on":
             return [*history, dict(user(f"u{self.said}"))]
+        if kind == "compact":
+            return [history[0], dict(user(f"So far: {history[-1]['content']} u{self.said}"))]
         if kind == "edit":
             place = self.draw(st.integers(0, len(history) - 1))
             return [*history[:place], dict(user(f"edited{self.said}")), *history[place + 1 :]]
@@ -60,6 +64,8 @@ class Worker:
         self.next_id = 1000
         self.sampled: dict[str, list[list[int]]] = {}
         """Call -> ids per choice, for trainable answers."""
+        self.saw: dict[int, list[int]] = {}
+        """First sampled id of an answer -> the engine's whole sequence at its end."""
 
     def fresh(self, count: int) -> list[int]:
         self.next_id += count
@@ -85,6 +91,7 @@ class Worker:
         ]
         if good:
             self.sampled[lease.call_id] = ids
+            self.saw |= {one[0]: [*prompt, *one] for one in ids}
         return wire.Completion(lease.lease_id, choices, prompt_token_ids=prompt, policy_version=1)
 
 
@@ -92,7 +99,9 @@ async def turn(service: ModelService, session: Session, agent: Agent, worker: Wo
     asked = agent.next_history()
     n = agent.draw(st.integers(1, 2))
     retry = agent.draw(st.integers(0, 1))
-    call = await service.submit(session, incoming(*asked, n=n, retry=retry))
+    kind = agent.draw(st.sampled_from([None, None, None, "title", "compaction", "subagent"]))
+    request = replace(incoming(*asked, n=n, retry=retry), kind=kind)
+    call = await service.submit(session, request)
     for lease in await claim(service, 9):
         (result,) = await complete(service, worker.completion(lease))
         assert result.error is None
@@ -118,6 +127,15 @@ def owned(trajectory: wire.Trajectory) -> dict[str, list[int]]:
     return found
 
 
+def check_against_the_engine(trajectory: wire.Trajectory, worker: Worker) -> None:
+    calls = {call.call_id: call for call in trajectory.calls}
+    for row in trajectory.rows:
+        for span in row.spans:
+            assert calls[span.call_id].chain_class == row.chain_class
+            if span.kind == "sampled":
+                assert row.token_ids[: span.end] == worker.saw[row.token_ids[span.start]]
+
+
 async def converse(folder: Path, data: st.DataObject) -> None:
     agent, worker = Agent(data), Worker(data)
     async with running(folder) as service:
@@ -129,6 +147,7 @@ async def converse(folder: Path, data: st.DataObject) -> None:
         call: [id for ids in choices for id in ids] for call, choices in worker.sampled.items()
     }
     assert {call: sorted(ids) for call, ids in owned(before).items()} == expected
+    check_against_the_engine(before, worker)
     async with running(folder) as service:
         assert wire.encode(service.trajectory(session.id)) == wire.encode(before)
 

@@ -36,7 +36,10 @@ class Dialogue:
         self.last = self.graph.extend(self.graph.locate(raw, tools))
         self.leaves.append(self.last.leaf)
         assert [bytes(m) for m in self.graph.messages(self.last.leaf)] == [bytes(m) for m in raw]
-        return self.graph.place(self.last)
+        placed = self.graph.place(self.last)
+        if placed.parent is not None:
+            self.graph.go_on(placed.parent)
+        return placed
 
     def answer(self, call: int, message: dict[str, Any], choice: int = 0) -> None:
         ref = AnswerRef(call, choice)
@@ -119,9 +122,9 @@ def test_branches_say_why() -> None:
     talk.answer(0, says("hello"))
     talk.ask(SYSTEM, user("hi"), says("hello"), user("a"), tools=TOOLS)
     cases = {
-        "forked": [SYSTEM, user("hi"), says("hello"), user("b")],
-        "edited": [SYSTEM, user("hi"), says("never said"), user("a")],
-        "repeated": [SYSTEM, user("hi")],
+        "fork": [SYSTEM, user("hi"), says("hello"), user("b")],
+        "edit": [SYSTEM, user("hi"), says("never said"), user("a")],
+        "retry": [SYSTEM, user("hi")],
         "new_root": [SYSTEM, user("something else")],
     }
     found = {name: talk.ask(*messages, tools=TOOLS).branch for name, messages in cases.items()}
@@ -138,7 +141,7 @@ def test_an_answer_edited_by_the_agent_branches_from_the_one_before() -> None:
     talk.ask(user("hi"), says("hello"), user("a"))
     talk.answer(1, says("b"))
     placed = talk.ask(user("hi"), says("hello"), user("a"), says("B!"), user("c"))
-    assert placed == Placement(AnswerRef(0, 0), 2, "edited")
+    assert placed == Placement(AnswerRef(0, 0), 2, "edit")
 
 
 def test_replaying_extensions_rebuilds_the_same_graph() -> None:

@@ -48,7 +48,7 @@ async def test_a_used_up_limit_ends_the_session_and_says_which_it_was(
     async with running(tmp_path) as again:
         info = again.session_info(session.id)
         assert (info.close_reason, info.limit, info.prompt_tokens) == ("limit", name, 6)
-        with pytest.raises(ContextLengthExceeded, match=said):
+        with pytest.raises(ContextLengthExceeded, match=f"limit (of {said}|{name}) is reached"):
             await ask(again, again.session(session.id), user("d"))
 
 

@@ -155,6 +155,19 @@ def test_two_replies_in_a_row_stay_two_messages() -> None:
     ]
 
 
+def test_reasoning_sent_back_as_a_message_of_its_own_is_reasoning_again() -> None:
+    thought = {"role": "assistant", "content": "<think>\nhm\nso\n</think>"}
+    said = {"role": "assistant", "content": "a"}
+    call = {"type": "function_call", "call_id": "t1", "name": "ls", "arguments": "{}"}
+    done = {"type": "function_call_output", "call_id": "t1", "output": "b"}
+    assert messages_of(thought, said) == [{**said, "reasoning_content": "hm\nso"}]
+    acted, _, spoke = messages_of(thought, call, done, said)
+    assert (acted["content"], acted["reasoning_content"]) == (None, "hm\nso")
+    assert spoke == said
+    user = {"role": "user", "content": "go on"}
+    assert messages_of(said, thought, user, said) == [said, thought, user, said]
+
+
 def test_reasoning_that_another_service_sealed_travels_with_its_message() -> None:
     [message] = messages_of(
         {"type": "reasoning", "summary": [], "encrypted_content": "gAAA"},
@@ -294,6 +307,16 @@ def test_a_custom_tool_gets_all_that_was_written_when_it_is_not_what_was_asked()
     assert item["input"] == "*** raw"
     [item] = output_of(call("t4", "local_shell", "ls"))
     assert (item["type"], item["arguments"]) == ("function_call", "ls")
+
+
+def test_metadata_in_another_order_is_the_same_request() -> None:
+    first, again = (
+        parsed(DIALECT, {**HELLO, "client_metadata": metadata}).extra
+        for metadata in ({"a": "1", "b": {"d": 1, "c": 2}}, {"b": {"d": 1, "c": 2}, "a": "1"})
+    )
+    assert bytes(first["responses"]) == bytes(again["responses"])
+    odd = parsed(DIALECT, {**HELLO, "client_metadata": "text"}).extra
+    assert plain(odd["responses"]) == {"client_metadata": "text"}
 
 
 def test_settings_have_their_place_and_the_rest_is_kept() -> None:

@@ -361,7 +361,7 @@ async def test_versions_default_to_the_claims_and_the_policys(tmp_path: Path) ->
     ("field", "value"),
     [
         ("worker_id", ""),
-        ("max_leases", 0),
+        ("max_leases", -1),
         ("lease_seconds", 0.0),
         ("lease_seconds", float("nan")),
         ("wait_seconds", -1.0),

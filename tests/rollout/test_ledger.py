@@ -1,6 +1,7 @@
 """The ledger: states derived by replay, a torn tail, contradictions, and a writer that is killed."""
 
 import asyncio
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -140,6 +141,24 @@ async def test_an_append_is_finished_before_its_cancellation_goes_on(tmp_path: P
         await appending
     state, _ = replay(ledger.path.read_bytes(), source="ledger")
     assert state.groups["g"].episodes[0].running
+    ledger.close()
+
+
+async def test_half_a_line_that_did_not_fit_is_not_left_before_the_next(tmp_path: Path) -> None:
+    ledger = Ledger.open(tmp_path / "ledger.jsonl")
+    await ledger.append(OPENED, GROUP)
+    before = ledger.path.read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, hard))
+    try:
+        with pytest.raises(LedgerError, match="cannot be written: File too large"):
+            await ledger.append(started(0))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert ledger.path.read_bytes() == before
+    await ledger.append(started(1))
+    assert ledger.path.read_bytes().count(b"\n") == before.count(b"\n") + 1
+    replay(ledger.path.read_bytes(), source="ledger")
     ledger.close()
 
 

@@ -31,13 +31,6 @@ from tests.rollout.live import run_file, wait_until, write_tasks
 
 pytestmark = [pytest.mark.userns, pytest.mark.timeout(150)]
 
-HARNESS = """
-import sys
-from pathlib import Path
-from rock.rollout.run import run_to_exit_code
-sys.exit(run_to_exit_code(Path(sys.argv[1]), directory=Path(sys.argv[2])))
-"""
-
 
 class Scene:
     """A run of tasks a, b and c in which, for now, nobody answers c."""
@@ -109,7 +102,7 @@ class Scene:
     @asynccontextmanager
     async def harness(self) -> AsyncGenerator[process.Process, None]:
         started = await process.start(
-            [sys.executable, "-c", HARNESS, str(self.path), str(self.directory)],
+            [sys.executable, "-m", "rock", "run", str(self.path), "--out", str(self.directory)],
             env=inherited_environment(),
         )
         try:

@@ -1,5 +1,6 @@
 """The run directory: safe names, one harness at a time, and no mixing of different runs."""
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -113,3 +114,20 @@ def test_a_directory_without_a_run_has_no_records(tmp_path: Path) -> None:
         read_records(tmp_path)
     RunDir.open(tmp_path, RUN).close()
     assert read_records(tmp_path) == []
+
+
+def test_a_file_system_that_takes_no_more_is_named(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with pytest.raises(LedgerError, match=r"run: cannot be used as a run directory: File too"):
+            RunDir.open(tmp_path / "run", RUN, source=b"tasks: x")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with RunDir.open(tmp_path / "run", RUN, source=b"tasks: x") as opened:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+        try:
+            with pytest.raises(LedgerError, match="the record cannot be written: File too large"):
+                opened.write_record(a_record(opened.run_id))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -63,6 +63,8 @@ def test_source_files_are_found_beside_the_task_file(tmp_path: Path) -> None:
         ({**GOOD, "instruction": 5}, r"2: instruction: .*string \(given: 5\)"),
         ({**GOOD, "instruction": "é" * 50_001}, r"2: instruction: .*at most 100000 bytes"),
         ({**GOOD, "task_id": ""}, r"2: task_id: .*at least 1 character"),
+        ({**GOOD, "task_id": "a\nb"}, r"2: task_id: .*control characters"),
+        ({**GOOD, "task_id": "a\0b"}, r"2: task_id: .*control characters"),
         ({**GOOD, "colour": "red"}, r"2: colour: .*not permitted \(given: 'red'\)"),
         ({**GOOD, "files": {"/etc/passwd": "x"}}, r"files\..*not absolute"),
         ({**GOOD, "files": {"../x": "x"}}, r"files\..*without '\.\.'"),

@@ -80,6 +80,7 @@ async def test_probe_says_how_to_get_an_engine(tmp_path: Path) -> None:
     assert "absent.sock" in found.detail
     assert found.remedy is not None
     assert "start" in found.remedy
+    assert found.remedy not in found.detail  # said once
 
 
 async def test_a_missing_image_names_the_command_to_get_it(provider: DockerProvider) -> None:
@@ -377,6 +378,22 @@ async def test_reap_removes_the_sandbox_of_a_killed_owner_and_only_it(
     assert folders_of(provider) == {mine.id}
     assert not await provider.engine.running(f"rock-{orphan}")
     assert (await mine.exec(["true"], timeout_seconds=5)).ok
+
+
+async def test_a_provider_that_is_probed_removes_what_a_killed_harness_left(
+    provider: DockerProvider,
+) -> None:
+    owner = await start_owner(provider)
+    try:
+        orphan = await first_line(owner)
+        owner.kill()
+        await owner.wait()
+        assert await provider.engine.running(f"rock-{orphan}")
+        assert (await provider.probe()).available
+    finally:
+        await process.stop(owner)
+    assert await containers_of(provider) == []
+    assert folders_of(provider) == set[str]()
 
 
 async def test_reap_removes_an_expired_sandbox_although_its_owner_lives(

