@@ -133,7 +133,7 @@ class AgentPlane:
             trace={name: request.headers[name] for name in HEADERS if name in request.headers},
             kind=kind,
         )
-        call = await self._service.submit(session, incoming)
+        call = await self._service.submit(session, incoming, wait=parsed.stream)
         return call, parsed.renderer, parsed.stream
 
 

@@ -85,6 +85,9 @@ class Headers(Mapping[str, str]):
     def __getitem__(self, key: str) -> str:
         return self._values[key.lower()]
 
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and key.lower() in self._values
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
 

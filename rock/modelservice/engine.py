@@ -213,8 +213,8 @@ class Engine:
         trace: Mapping[str, str],
         *,
         asked: Extension | None = None,
-    ) -> tuple[Call, asyncio.Future[None]]:
-        """Book a new call with one connection; it can be claimed once the future is done."""
+    ) -> Call:
+        """Book a new call with one connection; it can be claimed once it is on disk."""
         payload = records.encode(record)
         now = self.clock()
         call = self.book.add_call(session, record, extension, now, asked=asked)
@@ -222,7 +222,8 @@ class Engine:
         self.connections += 1
         self._time_call(call)
         self.observer.asked(call, trace)
-        return call, self._append(record, payload, lambda: self._let_claim(call))
+        self._note(record, payload, lambda: self._let_claim(call))
+        return call
 
     def attach(self, call: Call) -> None:
         """One more connection waits for the call."""

@@ -225,9 +225,11 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
 
     # --- agent side ---
 
-    async def submit(self, session: Session, incoming: Incoming) -> Call:
+    async def submit(self, session: Session, incoming: Incoming, *, wait: bool = True) -> Call:
         """Queue a request, or re-attach a retry to the call it repeats; returns once on disk.
 
+        Without `wait`, a new call may still be on its way there: enough for who will say nothing to
+        the agent before the answer, which cannot come before.
         Every `submit` that returns is followed by exactly one of `sent` or `agent_left`, unless
         `answer` raised. If `submit` itself is cancelled, the service counts that as the agent
         leaving. Raises `SessionClosed`, `QueueFull`, `ContextLengthExceeded` (a limit of the
@@ -250,13 +252,14 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
         if call is not None:
             self._admit_connection()
             self._engine.attach(call)
-            durable = self._engine.journal.barrier()
+            wait = True
         else:
             _check_open(session)
             self._admit(session)
-            call, durable = self._new_call(session, conversation, incoming, asked, edit)
+            call = self._new_call(session, conversation, incoming, asked, edit)
         try:
-            await durable
+            if wait:
+                await self._engine.journal.barrier()
         except asyncio.CancelledError:
             self.agent_left(call)
             raise
@@ -307,7 +310,7 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
         incoming: Incoming,
         asked: Asked,
         edit: Edit,
-    ) -> tuple[Call, asyncio.Future[None]]:
+    ) -> Call:
         if (error := self._engine.journal.error) is not None:
             raise error
         effective = None
@@ -340,7 +343,7 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
             kind=incoming.kind,
             at=self._engine.wall(),
         )
-        call, durable = self._engine.add_call(
+        call = self._engine.add_call(
             session,
             record,
             extension,
@@ -349,7 +352,7 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
         )
         if edit.error is not None:
             self._engine.end(call, Event.FAIL, edit.error)
-        return call, durable
+        return call
 
     # --- export ---
 

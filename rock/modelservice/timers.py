@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from time import CLOCK_REALTIME, clock_gettime
 
 
 def epoch_seconds() -> float:
     """Seconds since 1970: the one clock that two runs of a service share."""
-    return datetime.now(UTC).timestamp()
+    return clock_gettime(CLOCK_REALTIME)  # a third of what a datetime costs
 
 
 class Timers:

@@ -21,8 +21,10 @@ Attributes = Mapping[str, str | int | float | bool]
 class CallSpans(Protocol):
     """Spans by call id. Unknown ids are fine: a call can be older than the process."""
 
-    recording: bool
-    """Otherwise there is no need to ask."""
+    @property
+    def recording(self) -> bool:
+        """Otherwise there is no need to tell."""
+        ...
 
     def start(self, call_id: str, parent: Mapping[str, str], attributes: Attributes) -> None: ...
     def event(self, call_id: str, name: str, attributes: Attributes) -> None: ...
@@ -49,8 +51,6 @@ class NoSpans:
 class OtelSpans:
     """Spans of OpenTelemetry's global tracer provider. Raises ImportError without its package."""
 
-    recording = True
-
     def __init__(self) -> None:
         from opentelemetry import trace
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -59,6 +59,12 @@ class OtelSpans:
         self._tracer = trace.get_tracer("rock.modelservice")
         self._propagator = TraceContextTextMapPropagator()
         self._spans: dict[str, Span] = {}
+
+    @property
+    def recording(self) -> bool:
+        """Whether somebody has set up OpenTelemetry in this process."""
+        provider = self._trace.get_tracer_provider()
+        return not isinstance(provider, self._trace.ProxyTracerProvider)
 
     def start(self, call_id: str, parent: Mapping[str, str], attributes: Attributes) -> None:
         context = self._propagator.extract(parent) if parent else None

@@ -1,0 +1,261 @@
+"""HTTP on a connection: order, bodies however they come, peers that go, refusals that arrive."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import socket
+import zlib
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from rock.errors import RockError, Unauthorized
+from rock.modelservice.connection import MAX_HEAD_BYTES
+from rock.modelservice.listening import Adapter, Bounds, bind, listening
+from rock.modelservice.plane import EventStream, Reply, Request
+
+BOUNDS = Bounds(max_body_bytes=100_000, body_seconds=0.5)
+
+
+class Echo:
+    """A plane that answers with what it got, and keeps count of what became of its replies."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.lost = 0
+        self.cancelled = asyncio.Event()
+
+    async def handle(self, request: Request) -> Reply | EventStream:
+        if request.path == "/secret":
+            raise Unauthorized("no")
+        if request.path == "/wait":
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.cancelled.set()
+        body = await request.read()
+        if request.path == "/stream":
+            return EventStream(self._frames(body), sent=self._sent, lost=self._lost)
+        told = {"path": request.path, "bytes": len(body), "x": request.headers.get("X-Some")}
+        return Reply(200, json.dumps(told).encode(), sent=self._sent, lost=self._lost)
+
+    async def _frames(self, body: bytes) -> AsyncGenerator[bytes, None]:
+        for start in range(0, len(body), 4):
+            yield body[start : start + 4]
+
+    def _sent(self) -> None:
+        self.sent += 1
+
+    def _lost(self) -> None:
+        self.lost += 1
+
+
+def refusal(exc: RockError) -> Reply:
+    return Reply(exc.status, json.dumps({"error": exc.message}).encode())
+
+
+@asynccontextmanager
+async def served(
+    plane: Echo | None = None,
+) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter], None]:
+    plane = plane or Echo()
+    listener = bind("127.0.0.1", 0)
+    host, port = listener.getsockname()
+    async with listening(listener, Adapter(plane.handle, refusal, BOUNDS)):
+        reader, writer = await asyncio.open_connection(host, port)
+        try:
+            async with asyncio.timeout(20):
+                yield reader, writer
+        finally:
+            writer.close()
+
+
+def post(path: str, body: bytes, *headers: str) -> bytes:
+    lines = [f"POST {path} HTTP/1.1", "Host: h", f"Content-Length: {len(body)}", *headers]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+async def reply(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    first, *lines = head.strip().split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in lines)
+    body = await reader.readexactly(int(headers.get("content-length", "0")))
+    return int(first.split(" ")[1]), headers, body
+
+
+async def test_requests_sent_ahead_are_answered_in_order() -> None:
+    plane = Echo()
+    async with served(plane) as (reader, writer):
+        writer.write(b"".join(post(f"/{n}?q#f", b"x" * n, f"x-SOME: v{n}") for n in range(40)))
+        for number in range(40):
+            status, _, body = await reply(reader)
+            assert status == 200
+            told = json.loads(body)
+            assert told == {"path": f"/{number}", "bytes": number, "x": f"v{number}"}
+    assert (plane.sent, plane.lost) == (40, 0)
+
+
+async def test_a_body_may_come_byte_by_byte_or_in_chunks() -> None:
+    async with served() as (reader, writer):
+        for byte in post("/slow", b"abc"):
+            writer.write(bytes([byte]))
+            await writer.drain()
+        assert json.loads((await reply(reader))[2])["bytes"] == 3
+        writer.write(b"POST /c HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n")
+        writer.write(b"3\r\nabc\r\n2;x=y\r\nde\r\n0\r\nTrailer: t\r\n\r\n")
+        assert json.loads((await reply(reader))[2])["bytes"] == 5
+
+
+@pytest.mark.parametrize(
+    ("encoding", "packed"),
+    [("gzip", gzip.compress(b"y" * 5000)), ("deflate", zlib.compress(b"y" * 5000))],
+)
+async def test_compressed_bodies_are_unpacked(encoding: str, packed: bytes) -> None:
+    async with served() as (reader, writer):
+        writer.write(post("/z", packed, f"Content-Encoding: {encoding}"))
+        assert json.loads((await reply(reader))[2])["bytes"] == 5000
+
+
+@pytest.mark.parametrize(
+    ("packed", "encoding", "status"),
+    [
+        (gzip.compress(b"y" * 200_000), "gzip", 413),
+        (gzip.compress(b"y" * 5000)[:-9], "gzip", 400),
+        (b"no gzip", "gzip", 400),
+        (b"x", "br", 400),
+    ],
+)
+async def test_bad_compression_is_refused_and_the_connection_goes_on(
+    packed: bytes, encoding: str, status: int
+) -> None:
+    async with served() as (reader, writer):
+        writer.write(post("/z", packed, f"Content-Encoding: {encoding}"))
+        assert (await reply(reader))[0] == status
+        writer.write(post("/next", b""))
+        assert (await reply(reader))[0] == 200
+
+
+async def test_a_client_that_waits_for_100_continue_gets_it() -> None:
+    async with served() as (reader, writer):
+        head, body = post("/e", b"abc", "Expect: 100-continue").split(b"\r\n\r\n")
+        writer.write(head + b"\r\n\r\n")
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(body)
+        assert json.loads((await reply(reader))[2])["bytes"] == 3
+
+
+async def test_a_refusal_reaches_a_client_that_is_still_sending() -> None:
+    async with served() as (reader, writer):
+        big = post("/secret", b"x" * 90_000)
+        writer.write(big[:50_000])
+        assert (await reply(reader))[0] == 401
+        writer.write(big[50_000:] + post("/next", b"ab"))
+        assert json.loads((await reply(reader))[2])["bytes"] == 2
+
+
+async def test_a_body_over_the_limit_is_refused_and_ends_the_connection() -> None:
+    for head in (b"Content-Length: 5000000", b"Transfer-Encoding: chunked"):
+        async with served() as (reader, writer):
+            writer.write(b"POST /big HTTP/1.1\r\nHost: h\r\n%b\r\n\r\n" % head)
+            if b"chunked" in head:
+                writer.write(b"30d40\r\n" + b"x" * 200_000 + b"\r\n")
+            status, headers, _ = await reply(reader)
+            assert (status, headers["connection"]) == (413, "close")
+            assert await reader.read() == b""
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
+    async with served() as (reader, writer):
+        writer.write(post("/half", b"x" * 100)[:-50])
+        assert (await reply(reader))[0] == 408
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x02\x00",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"POST /x HTTP/1.1\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
+        b"POST /x HTTP/1.1\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\nabc",
+        b"GET / HTTP/1.1\r\nX: " + b"a" * 2 * MAX_HEAD_BYTES,
+        b"POST /x HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET / HTTP/1.1\r\nHost: h\r\nX-Bad: \xff\xfe\r\n\r\n",
+    ],
+)
+async def test_what_is_no_http_is_refused_in_the_planes_shape(data: bytes) -> None:
+    async with served() as (reader, writer):
+        writer.write(data)
+        status, _, body = await reply(reader)
+        assert status == 400
+        assert "error" in json.loads(body)
+
+
+async def test_good_requests_before_a_bad_one_are_answered() -> None:
+    async with served() as (reader, writer):
+        writer.write(post("/good", b"") + b"nonsense\r\n\r\n")
+        assert (await reply(reader))[0] == 200
+        assert (await reply(reader))[0] == 400
+        assert await reader.read() == b""
+
+
+async def test_a_peer_that_goes_away_cancels_the_handler_it_waited_for() -> None:
+    plane = Echo()
+    async with served(plane) as (_, writer):
+        writer.write(post("/wait", b""))
+        await writer.drain()
+        writer.close()
+        await plane.cancelled.wait()
+    assert (plane.sent, plane.lost) == (0, 0)
+
+
+async def test_a_reply_that_its_reader_does_not_take_counts_as_lost() -> None:
+    plane = Echo()
+    async with served(plane) as (_, writer):
+        raw: socket.socket = writer.get_extra_info("socket")
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        writer.transport.pause_reading()
+        for _ in range(400):
+            writer.write(post("/stream", b"x" * 90_000))
+        await asyncio.sleep(0)
+        while plane.sent == 0:  # noqa: ASYNC110 - the server has no event for it
+            await asyncio.sleep(0.01)
+        writer.transport.abort()
+        while plane.lost == 0:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert plane.lost == 1
+
+
+async def test_a_stream_comes_in_chunks_and_the_connection_goes_on() -> None:
+    async with served() as (reader, writer):
+        writer.write(post("/stream", b"abcdef") + post("/next", b""))
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert b"Content-Type: text/event-stream" in head
+        assert await reader.readuntil(b"0\r\n\r\n") == b"4\r\nabcd\r\n2\r\nef\r\n0\r\n\r\n"
+        assert (await reply(reader))[0] == 200
+
+
+async def test_http_1_0_gets_its_stream_until_the_connection_ends() -> None:
+    async with served() as (reader, writer):
+        writer.write(post("/stream", b"abcdef").replace(b"HTTP/1.1", b"HTTP/1.0"))
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert b"chunked" not in head
+        assert await reader.read() == b"abcdef"
+
+
+async def test_head_gets_no_body() -> None:
+    async with served() as (reader, writer):
+        writer.write(b"HEAD /h HTTP/1.1\r\nHost: h\r\n\r\n" + post("/next", b""))
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert b"Content-Length: 3" in head
+        assert (await reply(reader))[0] == 200
+
+
+async def test_an_upgrade_that_is_not_granted_is_an_ordinary_request() -> None:
+    async with served() as (reader, writer):
+        writer.write(post("/u", b"abc", "Connection: Upgrade", "Upgrade: h2c"))
+        status, headers, body = await reply(reader)
+        assert (status, headers["connection"]) == (200, "close")
+        assert json.loads(body)["bytes"] == 3
