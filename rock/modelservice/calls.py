@@ -359,7 +359,8 @@ class Conversation:
         marked = chains.class_of_kind(call.kind)
         if marked is None:
             new = (self.graph.blob(number) for number in extension.path)
-            branch = chains.refined(branch, new, self._answered())
+            if branch in chains.REFINABLE:
+                branch = chains.refined(branch, new, self._answered())
             side = branch if branch in ("auxiliary", "subagent") else None
             call.chain_class = cast("ChainClass | None", side) or self._class_before(call)
         else:

@@ -22,6 +22,7 @@ MIN_TASK_CHARS = 12
 """A shorter argument that comes again as a message may do so by chance."""
 MIN_SUMMARY_CHARS = 60
 """The same for an answer that is quoted."""
+REFINABLE = ("new_root", "edit")
 LOOK_BACK = 32
 """How many of a session's last answers are searched."""
 
@@ -53,7 +54,7 @@ def refined(branch: str | None, new: Iterable[bytes], earlier: Sequence[Earlier]
     `new` are the request's messages that the graph did not know, `earlier` the session's answers,
     oldest first.
     """
-    if branch not in ("new_root", "edit"):
+    if branch not in REFINABLE:
         return branch
     ordinary = [call for call in earlier if call.chain_class != "auxiliary"]
     if ordinary and ordinary[-1].chain_class == "compaction":

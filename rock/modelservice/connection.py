@@ -152,6 +152,7 @@ class Connection(asyncio.Protocol):
         "_loop",
         "_parser",
         "_peers",
+        "_plain_left",
         "_queue",
         "_transport",
         "closing",
@@ -170,6 +171,8 @@ class Connection(asyncio.Protocol):
         """The request whose head is not complete."""
         self._head_bytes = 0
         self._head_at = 0.0
+        self._plain_left = 0
+        """Bytes of a body that are still to come, where the parser does not count them."""
         self._deaf = False
         """Nothing more is read as HTTP."""
         self._drained: asyncio.Future[None] | None = None
@@ -208,14 +211,7 @@ class Connection(asyncio.Protocol):
         if self._deaf:
             return
         begun = self._arriving
-        try:
-            self._parser.feed_data(data)
-        except HttpParserUpgrade:
-            self._deaf = True
-            if self._queue:
-                self._queue[-1].keep_alive = False
-        except HttpParserError as exc:
-            self._broken(exc)
+        self._feed(data)
         if begun is not None and self._arriving is begun:
             # What came with the end of the request before is not counted: it is one read at most.
             self._head_bytes += len(data)
@@ -229,6 +225,40 @@ class Connection(asyncio.Protocol):
     def _far_ahead(self) -> bool:
         waiting = sum(incoming.size for incoming in self._queue) - self._queue[0].size
         return len(self._queue) > MAX_AHEAD or waiting > MAX_AHEAD_BYTES
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            while data and not self._deaf:
+                if self._plain_left:
+                    body, data = data[: self._plain_left], data[self._plain_left :]
+                    self._plain_left -= len(body)
+                    self.on_body(body)
+                    if not self._plain_left:
+                        self._complete()
+                    continue
+                try:
+                    self._parser.feed_data(data)
+                    return
+                except HttpParserUpgrade as exc:
+                    offset: int = exc.args[0]
+                    data = data[offset:]
+                    self._decline_upgrade()
+        except HttpParserError as exc:
+            self._broken(exc)
+
+    def _decline_upgrade(self) -> None:
+        """Go on in HTTP/1.1 after a request that asked for another protocol, as one may. The parser
+        gives up before its body, so that is counted here."""
+        incoming = self._queue[-1]
+        self._parser = HttpRequestParser(self)
+        length = incoming.headers.get("content-length", "0")
+        if "transfer-encoding" in incoming.headers or not length.isdigit():
+            self._broken(BadRequest("a request for another protocol, with a body in chunks"))
+            return
+        incoming.keep_alive = incoming.keep_alive and incoming.method != "CONNECT"
+        self._plain_left = int(length)
+        if not self._plain_left:
+            self._complete()
 
     def _broken(self, exc: Exception) -> None:
         """What follows on this connection cannot be understood."""
@@ -294,6 +324,10 @@ class Connection(asyncio.Protocol):
             incoming.chunks.append(body)
 
     def on_message_complete(self) -> None:
+        if not self._parser.should_upgrade():
+            self._complete()
+
+    def _complete(self) -> None:
         incoming = self._queue[-1]
         incoming.complete = True
         incoming.wake()
@@ -405,6 +439,8 @@ class Connection(asyncio.Protocol):
         if isinstance(reply, EventStream):
             await self._write_stream(incoming, reply)
             return
+        if reply.headers.get("Connection") == "close":
+            incoming.keep_alive = False
         body = b"" if incoming.method == "HEAD" else reply.body
         await self._send(_head(reply, incoming.keep_alive) + body)
 

@@ -7,12 +7,13 @@ No label holds anything that an agent chose, so that their number is bounded.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
 
 from msgspec import Struct, field
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from rock.modelservice.tallies import Count, Family, Spread
 
 CONTENT_TYPE = "text/plain; version=0.0.4"
 _WAIT = (0.005, 0.025, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
@@ -44,34 +45,46 @@ class Metrics:
     def __init__(self, read: Callable[[], Gauges]) -> None:
         self.registry = registry = CollectorRegistry()
 
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"rock_{name}", text, labels, registry=registry)
+        def counters(name: str, text: str, *labels: str) -> Family[Count]:
+            family = Family(f"rock_{name}", text, labels, Count)
+            registry.register(family)
+            return family
 
-        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-            return Histogram(f"rock_{name}", text, labels, buckets=buckets, registry=registry)
+        def counter(name: str, text: str) -> Count:
+            return counters(name, text).labels()
 
-        self.asked = counter("calls_asked", "Calls that came in, by dialect.", "dialect")
+        def histograms(
+            name: str, text: str, bounds: tuple[float, ...], *labels: str
+        ) -> Family[Spread]:
+            family = Family(f"rock_{name}", text, labels, lambda: Spread(bounds))
+            registry.register(family)
+            return family
+
+        def histogram(name: str, text: str, bounds: tuple[float, ...]) -> Spread:
+            return histograms(name, text, bounds).labels()
+
+        self.asked = counters("calls_asked", "Calls that came in, by dialect.", "dialect")
         self.answered = counter("calls_answered", "Calls that got an answer.")
-        self.failed = counter("calls_failed", "Calls that ended without an answer.", "code")
-        self.cancelled = counter("calls_cancelled", "Calls that nobody waits for.", "why")
-        self.refused = counter("requests_refused", "Requests refused, by error code.", "code")
+        self.failed = counters("calls_failed", "Calls that ended without an answer.", "code")
+        self.cancelled = counters("calls_cancelled", "Calls that nobody waits for.", "why")
+        self.refused = counters("requests_refused", "Requests refused, by error code.", "code")
         self.reattached = counter("reattachments", "Retries that joined the call they repeat.")
         self.delivered = counter("deliveries", "Leases given out.")
         self.redelivered = counter("redeliveries", "Leases of calls that were handed out before.")
         self.expired = counter("leases_expired", "Leases that ran out.")
-        self.untrainable = counter(
+        self.untrainable = counters(
             "answers_untrainable", "Answers without usable tokens.", "reason"
         )
-        self.tokens = counter("tokens", "Tokens of answers, as workers counted them.", "kind")
+        self.tokens = counters("tokens", "Tokens of answers, as workers counted them.", "kind")
         self.opened = counter("sessions_opened", "Sessions opened.")
-        self.closed = counter("sessions_closed", "Sessions closed.", "reason")
-        self.intercepted = counter(
+        self.closed = counters("sessions_closed", "Sessions closed.", "reason")
+        self.intercepted = counters(
             "interceptor_runs", "Interceptors run, by what came of it.", "name", "result"
         )
-        self.wait = histogram(
+        self.wait = histograms(
             "call_wait_seconds", "From being asked to the first lease.", _WAIT, "backend"
         )
-        self.answer = histogram(
+        self.answer = histograms(
             "call_answer_seconds", "From being asked to the answer.", _WAIT, "backend"
         )
         self.lease = histogram("lease_seconds", "From a lease to its completion.", _WAIT)
@@ -80,11 +93,6 @@ class Metrics:
         self.records = counter("journal_records", "Records written.")
         self.lag = histogram("event_loop_lag_seconds", "How late the event loop is.", _LAG)
         registry.register(_Now(read))
-        # Finding the child of a label costs as much as counting; these are counted for every call.
-        self.asked_in = cache(self.asked.labels)
-        self.wait_for = cache(self.wait.labels)
-        self.answer_of = cache(self.answer.labels)
-        self.tokens_of = cache(self.tokens.labels)
 
     def text(self) -> bytes:
         """The exposition format."""

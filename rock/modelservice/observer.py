@@ -48,7 +48,7 @@ class Observer:
     # --- calls ---
 
     def asked(self, call: Call, trace: Mapping[str, str]) -> None:
-        self.metrics.asked_in(call.dialect).inc()
+        self.metrics.asked.labels(call.dialect).inc()
         if self.spans.recording:
             self.spans.start(
                 call.id,
@@ -82,7 +82,7 @@ class Observer:
                 ),
             )
         else:
-            self.metrics.wait_for(call.backend).observe(max(0.0, held.since - call.asked_at))
+            self.metrics.wait.labels(call.backend).observe(max(0.0, held.since - call.asked_at))
         if self.spans.recording:
             seen = {"worker_id": held.worker_id, "delivery": call.deliveries}
             self.spans.event(call.id, "claimed", seen)
@@ -100,12 +100,12 @@ class Observer:
     ) -> None:
         metrics = self.metrics
         metrics.answered.inc()
-        metrics.answer_of(call.backend).observe(max(0.0, now - call.asked_at))
+        metrics.answer.labels(call.backend).observe(max(0.0, now - call.asked_at))
         if held is not None:
             metrics.lease.observe(max(0.0, now - held.since))
         if record.usage is not None:
-            metrics.tokens_of("prompt").inc(record.usage.prompt_tokens)
-            metrics.tokens_of("completion").inc(record.usage.completion_tokens)
+            metrics.tokens.labels("prompt").inc(record.usage.prompt_tokens)
+            metrics.tokens.labels("completion").inc(record.usage.completion_tokens)
         if record.untrainable is not None:
             metrics.untrainable.labels(reason_class(record.untrainable)).inc()
         if self.spans.recording or log.isEnabledFor(logging.DEBUG):

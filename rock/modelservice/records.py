@@ -196,8 +196,21 @@ Record = (
 )
 
 
+_ABOUT_CALLS = (
+    CallQueued,
+    CallLeased,
+    CallPartial,
+    SpansDropped,
+    CallAnswered,
+    CallMoved,
+    CallFailedRecord,
+)
+
+
 def session_of(record: Record) -> str | None:
     """The session that a record is about; None for one about the whole service."""
+    if isinstance(record, _ABOUT_CALLS):  # nearly all are
+        return record.call.rpartition(".")[0]
     match record:
         case SessionOpened() | SessionEnded() | SessionArchived():
             return record.session
@@ -205,8 +218,6 @@ def session_of(record: Record) -> str | None:
             return None
         case InterceptorSet() | InterceptorRemoved():
             return None
-        case _:
-            return record.call.rpartition(".")[0]
 
 
 decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)

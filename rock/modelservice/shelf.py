@@ -55,6 +55,10 @@ class Shelf:
 
     def index(self, record: records.Record, place: int) -> None:
         """A record was, or is about to be, written at `place`."""
+        session_id = records.session_of(record)
+        if session_id is not None and not isinstance(record, records.SessionArchived):
+            self._add(session_id, place)
+            return
         match record:
             case records.Booted():
                 self.boots.append(place)
@@ -69,7 +73,7 @@ class Shelf:
             case records.InterceptorSet() | records.InterceptorRemoved():
                 pass  # few and small: compaction writes those that stand anew
             case _:
-                self._add(records.session_of(record) or "", place)
+                pass
 
     def _add(self, session_id: str, place: int) -> None:
         places = self.places.get(session_id)

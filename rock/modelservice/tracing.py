@@ -9,6 +9,7 @@ lease. Spans carry ids and counts, never text. Who exports them is OpenTelemetry
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -60,9 +61,9 @@ class OtelSpans:
         self._propagator = TraceContextTextMapPropagator()
         self._spans: dict[str, Span] = {}
 
-    @property
+    @cached_property
     def recording(self) -> bool:
-        """Whether somebody has set up OpenTelemetry in this process."""
+        """Whether somebody has set up OpenTelemetry in this process, before its first call."""
         provider = self._trace.get_tracer_provider()
         return not isinstance(provider, self._trace.ProxyTracerProvider)
 

@@ -9,6 +9,7 @@ import socket
 import zlib
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from typing import cast
 
 import pytest
 
@@ -180,7 +181,7 @@ async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
         b"GET / HTTP/9.9\r\n\r\n",
         b"POST /x HTTP/1.1\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
         b"POST /x HTTP/1.1\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\nabc",
-        b"GET / HTTP/1.1\r\nX: " + b"a" * 2 * MAX_HEAD_BYTES,
+        b"GET / HTTP/1.1\r\nX: " + b"a" * 8 * MAX_HEAD_BYTES,
         b"POST /x HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
         b"GET / HTTP/1.1\r\nHost: h\r\nX-Bad: \xff\xfe\r\n\r\n",
     ],
@@ -216,7 +217,7 @@ async def test_a_reply_that_its_reader_does_not_take_counts_as_lost() -> None:
     async with served(plane) as (_, writer):
         raw: socket.socket = writer.get_extra_info("socket")
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        writer.transport.pause_reading()
+        cast("asyncio.Transport", writer.transport).pause_reading()
         for _ in range(400):
             writer.write(post("/stream", b"x" * 90_000))
         await asyncio.sleep(0)
@@ -253,9 +254,19 @@ async def test_head_gets_no_body() -> None:
         assert (await reply(reader))[0] == 200
 
 
-async def test_an_upgrade_that_is_not_granted_is_an_ordinary_request() -> None:
+@pytest.mark.parametrize("apart", [False, True])
+async def test_an_upgrade_that_is_not_granted_is_an_ordinary_request(apart: bool) -> None:
     async with served() as (reader, writer):
-        writer.write(post("/u", b"abc", "Connection: Upgrade", "Upgrade: h2c"))
-        status, headers, body = await reply(reader)
-        assert (status, headers["connection"]) == (200, "close")
-        assert json.loads(body)["bytes"] == 3
+        upgrade = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMA")
+        for size in (3, 0, 70_000):
+            data = post("/u", b"x" * size, *upgrade)
+            writer.write(data[:-1] if apart else data)
+            await writer.drain()
+            if apart:
+                await asyncio.sleep(0)
+                writer.write(data[-1:])
+            status, _, body = await reply(reader)
+            assert (status, json.loads(body)["bytes"]) == (200, size)
+        writer.write(post("/u", b"ab", *upgrade) + post("/next", b"c"))
+        assert json.loads((await reply(reader))[2])["bytes"] == 2
+        assert json.loads((await reply(reader))[2])["bytes"] == 1

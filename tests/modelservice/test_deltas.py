@@ -79,7 +79,8 @@ async def test_another_worker_or_one_that_does_not_ask_gets_the_whole(
         session = await open_session(service)
         await answered(service, session, user("hi"))
         await ask(service, session, *HELLO)
-        request = wire.ClaimRequest(**{"worker_id": "w", "wait_seconds": 0.0, **fields})
+        given: dict[str, Any] = {"worker_id": "w", "wait_seconds": 0.0, **fields}
+        request = wire.ClaimRequest(**given)
         (lease,) = (await service.claim(request)).leases
         assert texts(lease.request.messages) == ["hi", "hello", "more"]
         assert lease.omitted is None
