@@ -9,7 +9,6 @@ lease. Spans carry ids and counts, never text. Who exports them is OpenTelemetry
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -60,12 +59,15 @@ class OtelSpans:
         self._tracer = trace.get_tracer("rock.modelservice")
         self._propagator = TraceContextTextMapPropagator()
         self._spans: dict[str, Span] = {}
+        self._recording: bool | None = None
 
-    @cached_property
+    @property
     def recording(self) -> bool:
-        """Whether somebody has set up OpenTelemetry in this process, before its first call."""
-        provider = self._trace.get_tracer_provider()
-        return not isinstance(provider, self._trace.ProxyTracerProvider)
+        """Whether somebody had set up OpenTelemetry in this process when it was first asked."""
+        if self._recording is None:
+            provider = self._trace.get_tracer_provider()
+            self._recording = not isinstance(provider, self._trace.ProxyTracerProvider)
+        return self._recording
 
     def start(self, call_id: str, parent: Mapping[str, str], attributes: Attributes) -> None:
         context = self._propagator.extract(parent) if parent else None
