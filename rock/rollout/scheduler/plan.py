@@ -29,7 +29,7 @@ class SchedulePolicy:
     max_group_cancels: int = 2
     """How often the same group may be such a loser; then it is left to end."""
     max_staleness: int | None = None
-    """α: a sample must have been started by policy version n-α or later when version n takes it."""
+    """The async ratio a: policy version n takes only what version n-a or a later one began."""
     max_stale_reopens: int = 3
     """How often one member is run again for that; then its group is dropped."""
     buffer_groups: int | None = None

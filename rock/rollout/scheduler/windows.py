@@ -7,7 +7,7 @@ from rock.rollout.scheduler.plan import SchedulePolicy
 
 class Windows:
     """Groups are opened for one training step after another. A step's window has room for its
-    groups and the extra ones; with a bound on staleness α, at most α steps are begun ahead of the
+    groups and the extra ones; with a bound a on staleness, at most a steps are begun ahead of the
     one whose groups the trainer is taking."""
 
     def __init__(self, policy: SchedulePolicy) -> None:

@@ -23,7 +23,7 @@ from rock.rollout.scheduler.simulate import Simulated, World, simulate
 
 pytestmark = pytest.mark.timeout(120)
 
-TAGS = ("easy", "hard")
+TAGS: tuple[str, ...] = ("easy", "hard")
 
 
 @dataclass
@@ -76,9 +76,7 @@ def cases(draw: st.DrawFn) -> Case:
         starts_per_second=draw(st.none() | st.sampled_from([0.5, 3.0])),
         start_burst=draw(st.integers(1, 3)),
         task_concurrency=draw(st.none() | st.integers(1, 3)),
-        tag_concurrency=draw(
-            st.dictionaries(st.sampled_from(TAGS), st.integers(1, 3), max_size=2)
-        ),
+        tag_concurrency=draw(st.dictionaries(st.sampled_from(TAGS), st.integers(1, 3), max_size=2)),
     )
     plans = [
         GroupPlan(
