@@ -34,10 +34,9 @@ failed" are *results*, not errors; an error means that rock, its input or its su
     │   ├── SandboxFileError        a path in the sandbox cannot be read or written
     │   └── UnsafeArchive           a tree tried to leave its directory, or is over the size cap
     └── RolloutError
-        ├── TaskError               a task's data or grader is broken
         ├── LedgerError             a run directory cannot be used or does not fit the run
         ├── ExportError             an export directory cannot be used or does not fit the export
-        └── RunFailed               too many infrastructure failures
+        └── RunFailed               a run cannot succeed any more: infrastructure, key, trainer
 """
 
 from __future__ import annotations
@@ -262,13 +261,6 @@ class RolloutError(RockError):
     code = "rollout_error"
 
 
-class TaskError(RolloutError):
-    """A task's data or grader is broken."""
-
-    status = 400
-    code = "task_error"
-
-
 class LedgerError(RolloutError):
     """The run directory cannot be used."""
 
@@ -282,7 +274,7 @@ class ExportError(RolloutError):
 
 
 class RunFailed(RolloutError):
-    """Too many episodes ended in an infrastructure failure."""
+    """The run cannot succeed any more."""
 
     code = "run_failed"
 

@@ -6,14 +6,20 @@ it speaks in this episode's session, so the key in the environment opens nothing
 
 from __future__ import annotations
 
+import asyncio
 import socket
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from rock.errors import SandboxDied, SandboxError
 from rock.rollout.placeholders import fill, fill_all, fill_values
+from rock.rollout.progress import Handle, Watchdog, until_stuck
 from rock.rollout.runfile import AgentConfig
 from rock.rollout.task import Task
-from rock.sandbox.base import ExecResult, Sandbox
+from rock.sandbox.base import ExecResult, ExecStatus, Sandbox
+from rock.sandbox.ending import to_the_end
+from rock.types import Clock
 
 LISTEN_PORT = 8765
 API_KEY = "sk-rock-sandbox"
@@ -42,10 +48,27 @@ def agent_values(task: Task, *, model_name: str, listener: socket.socket) -> Map
     }
 
 
+@dataclass(frozen=True, slots=True)
+class AgentEnd:
+    """How the agent's program ended. `stuck` says why it was stopped if it got nowhere, else empty."""
+
+    result: ExecResult
+    stuck: str = ""
+
+
+Watch: TypeAlias = tuple[Handle, Watchdog | None, Clock]
+
+
 async def run_agent(
-    sandbox: Sandbox, agent: AgentConfig, values: Mapping[str, str], *, timeout_seconds: float
-) -> ExecResult:
-    """Run the agent to its end; nothing that it started is left then."""
+    sandbox: Sandbox,
+    agent: AgentConfig,
+    values: Mapping[str, str],
+    *,
+    timeout_seconds: float,
+    watch: Watch,
+) -> AgentEnd:
+    """Run the agent to its end, or until the watch says that it is stuck; nothing that it started
+    is left then."""
     env = {
         "OPENAI_BASE_URL": values["base_url"],
         "OPENAI_API_KEY": values["api_key"],
@@ -53,10 +76,51 @@ async def run_agent(
         "ANTHROPIC_BASE_URL": values["base_url"].removesuffix("/v1"),
         "ANTHROPIC_API_KEY": values["api_key"],
     }
-    return await sandbox.exec(
+    running = sandbox.exec(
         fill_all(agent.command, values),
         timeout_seconds=timeout_seconds,
         cwd=fill(agent.cwd, values),
         env=env | fill_values(agent.env, values),
         user=agent.user,
+    )
+    return await _watched(running, sandbox, watch)
+
+
+async def _watched(
+    running: Coroutine[Any, Any, ExecResult], sandbox: Sandbox, watch: Watch
+) -> AgentEnd:
+    handle, watchdog, clock = watch
+    if watchdog is None:
+        return AgentEnd(await running)
+    started = clock()
+    agent = asyncio.ensure_future(running)
+    stuck = asyncio.ensure_future(until_stuck(handle, sandbox, watchdog, clock))
+    try:
+        await asyncio.wait({agent, stuck}, return_when=asyncio.FIRST_COMPLETED)
+        if agent.done():
+            return AgentEnd(agent.result())
+        stuck.result()
+    finally:
+        for task in (agent, stuck):
+            task.cancel()
+        await to_the_end(_gathered(agent, stuck))
+    limit = watchdog.limit_seconds
+    return AgentEnd(_stopped(clock() - started), f"no sign of life for {limit:g} s")
+
+
+async def _gathered(*tasks: asyncio.Future[Any]) -> None:
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _stopped(seconds: float) -> ExecResult:
+    """The end of a command that was cancelled: its output is gone with it."""
+    return ExecResult(
+        status=ExecStatus.TIMED_OUT,
+        exit_code=None,
+        signal=None,
+        stdout=b"",
+        stderr=b"",
+        stdout_bytes=0,
+        stderr_bytes=0,
+        duration_seconds=seconds,
     )

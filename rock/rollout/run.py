@@ -28,11 +28,14 @@ from rock.modelservice.hosting.supervise import ServiceProcess
 from rock.rollout.durable import write_atomically
 from rock.rollout.episode import Tools
 from rock.rollout.events import OnEvent, RunEnded, RunStarted, ignore
+from rock.rollout.planning import Selection
 from rock.rollout.record import encode
+from rock.rollout.regrade import Regraded, Regrader
 from rock.rollout.report import Report, as_text, report
 from rock.rollout.rundir import RunDir, read_info, read_records
 from rock.rollout.runfile import QUEUE, RunFile, load_run_file
 from rock.rollout.runner import Runner
+from rock.rollout.scheduler.pool import Curriculum
 from rock.rollout.task import LoadedTask
 from rock.rollout.tasks import load_tasks
 from rock.sandbox.base import Provider
@@ -69,6 +72,9 @@ class RunResult:
     groups: int
     published: int
     consumed: int
+    dropped: int = 0
+    regraded: Regraded | None = None
+    """Of a run that only graded again."""
     failure: str | None
 
     @property
@@ -84,12 +90,15 @@ async def run(
     service: ServiceAddress | None = None,
     provider: Provider | None = None,
     docker_host: str | None = None,
+    chosen: Selection | None = None,
+    curriculum: Curriculum | None = None,
     on_event: OnEvent = ignore,
 ) -> RunResult:
     """Run a run file to its end, or from where an earlier harness stopped in `directory`.
 
     `overrides` are top-level fields that win over the file's. A `provider` given here stays the
-    caller's; otherwise one is made, on the engine at `docker_host`. Raises `ConfigError`, `LedgerError`, `ProviderUnavailable` and `ModelServiceError` for
+    caller's; otherwise one is made, on the engine at `docker_host`. `chosen` is the part of the
+    work to do; a `curriculum` given here is used in place of the run file's. Raises `ConfigError`, `LedgerError`, `ProviderUnavailable` and `ModelServiceError` for
     what stops the whole run; what goes wrong in an episode is in its outcome. Cancelling it stops
     everything and leaves the directory resumable.
     """
@@ -97,26 +106,31 @@ async def run(
     where = directory or config.out or _new_directory(source)
     tasks = load_tasks(config.tasks, base=Path.cwd())
     _refuse_ungraded(config, tasks)
-    with RunDir.open(where.resolve(), config, source=text) as opened:
+    chosen = chosen or Selection()
+    may_change = frozenset({"grader"}) if chosen.regrade else frozenset[str]()
+    with RunDir.open(where.resolve(), config, source=text, may_change=may_change) as opened:
         async with AsyncExitStack() as stack:
-            chosen = await _provider(stack, config, provider, docker_host)
+            maker = await _provider(stack, config, provider, docker_host)
             address = service or await stack.enter_async_context(_service(opened.path, config))
             admin = await stack.enter_async_context(
                 AdminShards(address.control_url, address.admin_key)
             )
             tools = Tools(
                 run=config,
-                provider=chosen,
+                provider=maker,
                 admin=admin,
                 attach_path=address.attach_path,
                 backend=config.model,
                 on_event=on_event,
             )
-            runner = Runner(tasks, opened, tools)
+            runner = Runner(tasks, opened, tools, chosen=chosen, order=curriculum)
             await runner.plan()
-            on_event(_started(opened, chosen))
+            on_event(_started(opened, runner, maker))
+            regraded = None
+            if chosen.regrade:
+                regraded = await Regrader(tasks, opened, tools).run(runner.planned)
             failure = await runner.run()
-        result = await asyncio.to_thread(_finish, opened, chosen.name, failure)
+        result = await asyncio.to_thread(_finish, opened, maker.name, failure, regraded)
     on_event(RunEnded(report=result.report, failure=failure))
     return result
 
@@ -203,8 +217,8 @@ async def _restart_after_crashes(process: ServiceProcess) -> None:
         await process.restart()
 
 
-def _started(opened: RunDir, provider: Provider) -> RunStarted:
-    groups = opened.ledger.state.groups.values()
+def _started(opened: RunDir, runner: Runner, provider: Provider) -> RunStarted:
+    groups = runner.planned
     return RunStarted(
         run_id=opened.run_id,
         directory=opened.path,
@@ -215,7 +229,9 @@ def _started(opened: RunDir, provider: Provider) -> RunStarted:
     )
 
 
-def _finish(opened: RunDir, provider: str, failure: str | None) -> RunResult:
+def _finish(
+    opened: RunDir, provider: str, failure: str | None, regraded: Regraded | None
+) -> RunResult:
     figures = report(read_records(opened.path))
     write_atomically(opened.path / "report.json", encode(figures))
     write_atomically(opened.path / "report.txt", as_text(figures).encode())
@@ -228,5 +244,7 @@ def _finish(opened: RunDir, provider: str, failure: str | None) -> RunResult:
         groups=len(state.groups),
         published=sum(group.published for group in state.groups.values()),
         consumed=sum(group.consumed for group in state.groups.values()),
+        dropped=sum(group.dropped is not None for group in state.groups.values()),
+        regraded=regraded,
         failure=failure,
     )

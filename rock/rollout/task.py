@@ -144,6 +144,8 @@ class Task(Strict):
     workdir: AbsolutePath = "/workspace"
     image: str | None = None
     grader: Grader | None = None
+    tags: list[str] = Field(default_factory=list)
+    """Kinds that the task is of, for quotas and curricula."""
     metadata: dict[str, Any] = Field(default_factory=dict)
     timeouts: Timeouts = Timeouts()
 
@@ -189,6 +191,11 @@ def inline(path: Path) -> TaskFile:
     except OSError as exc:
         raise ConfigError(f"{path}: cannot be read: {exc.strerror}") from exc
     return TaskFile(base64=base64.b64encode(data).decode(), mode=mode & 0o777)
+
+
+def work_digest_of(loaded: LoadedTask) -> str:
+    """A fingerprint of the task without its grader: what an agent's work depends on."""
+    return digest_of(LoadedTask(loaded.task.model_copy(update={"grader": None}), loaded.folder))
 
 
 def digest_of(loaded: LoadedTask) -> str:

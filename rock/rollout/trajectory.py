@@ -30,6 +30,8 @@ class Exported:
     session: SessionSeen
     usage: Usage
     untrainable: dict[str, int]
+    version: int | None
+    """The policy version of the first sampled token."""
 
 
 async def export(
@@ -49,6 +51,7 @@ async def export(
         ),
         usage=usage_of(trajectory),
         untrainable=trajectory.untrainable,
+        version=oldest_version(trajectory),
     )
 
 
@@ -69,6 +72,13 @@ def call_seen(call: wire.TrajectoryCall) -> CallSeen:
         code=call.error_code,
         cut_off=call.cut_off,
     )
+
+
+def oldest_version(trajectory: wire.Trajectory) -> int | None:
+    """The oldest policy version that sampled anything in it."""
+    versions = [call.policy_version for call in trajectory.calls]
+    versions += [span.policy_version for row in trajectory.rows for span in row.spans]
+    return min((version for version in versions if version is not None), default=None)
 
 
 def usage_of(trajectory: wire.Trajectory) -> Usage:
