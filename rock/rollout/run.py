@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from rock.config import validated
 from rock.errors import ConfigError, ProviderUnavailable
 from rock.modelservice.client.shards import AdminShards
 from rock.modelservice.hosting.supervise import ServiceProcess
@@ -144,6 +145,10 @@ async def resume(directory: Path, **options: Any) -> RunResult:
 def _read(source: Path | RunFile, overrides: Mapping[str, Any] | None) -> tuple[RunFile, bytes]:
     if isinstance(source, Path):
         return load_run_file(source, overrides=overrides), source.read_bytes()
+    if overrides:
+        source = validated(
+            RunFile, {**source.model_dump(mode="json"), **overrides}, source="the run file"
+        )
     return source, source.model_dump_json(indent=2).encode()  # JSON is YAML, too
 
 

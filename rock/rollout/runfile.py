@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from rock.config import Strict, kind_of, validated
 from rock.errors import ConfigError
@@ -198,6 +198,14 @@ class ScheduleConfig(Strict):
         description="How long to wait for a trainer that takes no group before the run gives up.",
     )
 
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.extra_groups and self.groups_per_step is None:
+            raise ValueError("extra_groups: expected groups_per_step with it")
+        if self.buffer_groups is not None and self.buffer_groups < (self.groups_per_step or 1):
+            raise ValueError("buffer_groups: expected at least groups_per_step, else no step fills")
+        return self
+
 
 class ServiceSection(Strict):
     """The ModelService that the run starts for itself."""
@@ -260,6 +268,12 @@ class RunFile(Strict):
         default=10.0,
         description="How long to wait at the end for the trainer to acknowledge the groups.",
     )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.schedule.min_valid > self.episodes_per_task:
+            raise ValueError("schedule.min_valid: expected at most episodes_per_task")
+        return self
 
     def sandbox_limits(self) -> Limits:
         return Limits(
