@@ -37,7 +37,7 @@ from rock.rollout.record import CommandSeen, Plan, Record, Usage, now, seen
 from rock.rollout.runfile import RunFile
 from rock.rollout.staging import upload_files
 from rock.rollout.task import Grader, LoadedTask
-from rock.rollout.trajectory import Exported, export
+from rock.rollout.trajectory import Exported, export, note_session
 from rock.rollout.workspace import keep_workspace
 from rock.sandbox.base import ExecResult, Provider, Sandbox, SandboxSpec
 from rock.sandbox.ending import to_the_end
@@ -188,6 +188,7 @@ class _Attempt:
         async with self.phases.enter(Phase.SETUP, self.limits.setup_seconds):
             session = await self.tools.admin.create_session(self._session_spec(timeout))
             self.seen.session_id = self.handle.session_id = session.session_id
+            await asyncio.to_thread(note_session, self.folder, session.session_id)
         try:
             async with AsyncExitStack() as stack:
                 listener = await self._attach(stack, sandbox, session)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from rock.errors import ConfigError, LedgerError
+from rock.modelservice.client.shards import AdminShards
 from rock.rollout.ledger import (
     AttemptEnded,
     EpisodeReopened,
@@ -25,6 +26,7 @@ from rock.rollout.scheduler.core import Scheduler
 from rock.rollout.scheduler.plan import Ending, GroupPlan, SchedulePolicy
 from rock.rollout.scheduler.pool import Curriculum
 from rock.rollout.task import LoadedTask, digest_of, work_digest_of
+from rock.rollout.trajectory import rescue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +65,19 @@ class Planner:
     """Makes the ledger say what there is to do, and tells the scheduler."""
 
     def __init__(
-        self, tasks: Mapping[str, LoadedTask], directory: RunDir, run: RunFile, chosen: Selection
+        self,
+        tasks: Mapping[str, LoadedTask],
+        directory: RunDir,
+        run: RunFile,
+        chosen: Selection,
+        admin: AdminShards,
     ) -> None:
         self._tasks = tasks
         self._directory = directory
         self._ledger = directory.ledger
         self._run = run
         self._chosen = chosen
+        self._admin = admin
         unknown = sorted((chosen.only or frozenset()) - tasks.keys())
         if unknown:
             raise ConfigError(f"only: the run has no task {unknown[0]!r}")
@@ -139,8 +147,11 @@ class Planner:
         for group, index in list(self._ledger.state.interrupted()):
             plan = plan_for(self._directory, group, index, group.episodes[index].attempts)
             record = self._directory.read_record(plan)
+            session_id = await rescue(self._admin, self._directory.attempt_folder(plan))
             if record is None:
-                record = stopped_record(plan, OutcomeClass.INTERRUPTED, "the harness died")
+                record = stopped_record(
+                    plan, OutcomeClass.INTERRUPTED, "the harness died", session_id=session_id
+                )
                 await asyncio.to_thread(self._directory.write_record, record)
             episode = group.episodes[index]
             final = is_final(record, episode, self._run.infra.max_attempts)
@@ -249,7 +260,9 @@ def ended_line(record: Record, *, final: bool) -> AttemptEnded:
     )
 
 
-def stopped_record(plan: Plan, cls: OutcomeClass, detail: str) -> Record:
+def stopped_record(
+    plan: Plan, cls: OutcomeClass, detail: str, *, session_id: str | None = None
+) -> Record:
     """The record of an attempt that never got to write one."""
     return Record(
         run_id=plan.run_id,
@@ -264,4 +277,5 @@ def stopped_record(plan: Plan, cls: OutcomeClass, detail: str) -> Record:
         phase_seconds={},
         outcome=outcome_of(cls, Phase.AGENT, detail=detail),
         usage=Usage(),
+        session_id=session_id,
     )

@@ -83,7 +83,9 @@ class Runner:
         self._tools = tools
         self._run = tools.run
         self._order = order or curriculum(tools.run.schedule.curriculum)
-        self._planner = Planner(self._tasks, directory, tools.run, chosen or Selection())
+        self._planner = Planner(
+            self._tasks, directory, tools.run, chosen or Selection(), tools.admin
+        )
         self._publisher = Publisher(
             directory,
             tools.admin,

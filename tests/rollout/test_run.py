@@ -104,6 +104,7 @@ async def test_the_run_directory_holds_everything_about_an_episode(
         "grader.stderr",
         "grader.stdout",
         "record.json",
+        "session",
         "trajectory.json",
         "workspace",
     ]
