@@ -33,6 +33,7 @@ from rock.modelservice.plane import Reply, Request, nothing
 from rock.modelservice.service import ModelService
 from rock.modelservice.wire_interceptors import Interceptor
 from rock.modelservice.wire_partial import CancelledRequest, PartialRequest
+from rock.modelservice.wire_trajectory import stored
 from rock.types import SessionId
 
 log = logging.getLogger(__name__)
@@ -246,7 +247,7 @@ class ControlPlane:
         return _ok(info)
 
     async def _trajectory(self, request: Request, name: str) -> Reply:
-        return _ok(await self._service.read_trajectory(SessionId(name)))
+        return _ok(stored(await self._service.read_trajectory(SessionId(name))))
 
     async def _interceptors(self, request: Request, name: str) -> Reply:
         return _ok(self._service.interceptors())
