@@ -29,7 +29,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from rock.modelservice.service import Incoming, ModelService, ServiceConfig
+from rock.modelservice.service.service import Incoming, ModelService, ServiceConfig
 from rock.modelservice.wire import (
     AssistantMessage,
     CanonicalRequest,
@@ -41,7 +41,7 @@ from rock.modelservice.wire import (
     ToolCall,
     ToolFunction,
 )
-from rock.modelservice.wire_trajectory import encode
+from rock.modelservice.wire.stored import encode
 from rock.types import SessionId
 
 CHARS_PER_TOKEN = 4

@@ -14,8 +14,9 @@ import msgspec
 from msgspec import Raw
 
 from rock.errors import LedgerError
-from rock.modelservice import wire, wire_trajectory
-from rock.modelservice.shards import AdminShards
+from rock.modelservice import wire
+from rock.modelservice.client.shards import AdminShards
+from rock.modelservice.wire import stored
 from rock.rollout.durable import write_atomically
 from rock.rollout.evidence import ANSWERED_STATES, CallSeen, SessionSeen
 from rock.rollout.record import Usage
@@ -57,7 +58,7 @@ def _exported(folder: Path, trajectory: wire.Trajectory, close_reason: str | Non
 
 def _store(folder: Path, trajectory: wire.Trajectory) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / FILE_NAME, wire_trajectory.encode(trajectory))
+    write_atomically(folder / FILE_NAME, stored.encode(trajectory))
 
 
 def calls_seen(calls: Iterable[wire.TrajectoryCall]) -> list[CallSeen]:
@@ -130,7 +131,7 @@ def read_trajectory(folder: Path) -> wire.Trajectory | None:
     """A stored trajectory, None when the attempt ended before there was one. Raises `LedgerError`."""
     path = folder / FILE_NAME
     try:
-        return wire_trajectory.decode(path.read_bytes())
+        return stored.decode(path.read_bytes())
     except FileNotFoundError:
         return None
     except msgspec.DecodeError as exc:
