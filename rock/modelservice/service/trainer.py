@@ -158,7 +158,8 @@ class TrainerSide:
         if version is None:
             version = held.policy_version
         self._check_prefix(call, prepared)
-        record = completions.answered(call, wanted, prepared, version)
+        messages = self._book.conversation(call.session_id).graph.depth(call.leaf)
+        record = completions.answered(call, wanted, prepared, version, messages=messages)
         if edit is not None and edit.error is not None:
             self._engine.end(call, Event.FAIL, edit.error)
             return BLOCKED
