@@ -58,10 +58,19 @@ class Engine(Protocol):
 
 
 class SamplingPolicy:
-    """Answers leases by an engine. `format` names how the model writes tool calls and reasoning."""
+    """Answers leases by an engine. `format` names how the model writes tool calls and reasoning;
+    `tokenizer` is the service's name of the tokenizer, if it is to hold answers against it."""
 
-    def __init__(self, engine: Engine, renderer: TokenRenderer, format: str | Format) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        renderer: TokenRenderer,
+        format: str | Format,
+        *,
+        tokenizer: str | None = None,
+    ) -> None:
         """Raises `ConfigError` for an unknown format."""
+        self._tokenizer = tokenizer
         self._engine = engine
         self._renderer = renderer
         self._format = format_named(format) if isinstance(format, str) else format
@@ -79,6 +88,7 @@ class SamplingPolicy:
             choices=[self._choice(lease, answer, in_reasoning=thinks) for answer in sampled],
             prompt_token_ids=prompt.ids,
             prompt_parts=prompt.parts,
+            tokenizer=self._tokenizer,
             policy_version=sampled[0].policy_version if sampled else None,
         )
 

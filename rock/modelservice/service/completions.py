@@ -79,9 +79,10 @@ def answered(
     version: PolicyVersion | None,
     *,
     messages: int,
+    misspelt: str | None = None,
 ) -> records.CallAnswered:
     """The record of a completion as the answer to `call`, which asked for `wanted` choices by
-    `messages` messages.
+    `messages` messages. `misspelt` is why its tokens are not its text.
 
     What workers said of it before keeps the log-probabilities and versions it was sampled with; that
     the completion begins with it was checked. Raises `BadRequest` for another number of choices, and
@@ -96,7 +97,7 @@ def answered(
     parts = prepared.completion.prompt_parts
     if reason is None:
         count = tokens.count(prepared.prompt or b"")
-        reason = reason_against_prompt_parts(parts, count, messages)
+        reason = reason_against_prompt_parts(parts, count, messages) or misspelt
     continues, before = prepared.completion.continues_parent, 0
     if continues:
         before = _parent_tokens(call).sequence_count(call.parent_choice)

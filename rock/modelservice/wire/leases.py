@@ -122,6 +122,9 @@ class Completion(Input):
     prompt_parts: list[MessageTokens] | None = None
     """Which of the last prompt ids are which message, if the worker knows: of the whole prompt, or of
     those after the parent's prompt and answer."""
+    tokenizer: str | None = None
+    """Name of one of the service's `tokenizers` that the ids are of: then the answer's text is held
+    against them."""
     policy_version: int | None = None
     """The weights that sampled; None takes the version given at claim."""
     usage: Usage | None = None

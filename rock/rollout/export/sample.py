@@ -31,6 +31,8 @@ _TRUNCATED = frozenset(
         OutcomeClass.AGENT_TIMEOUT,
         OutcomeClass.AGENT_OUTPUT_LIMIT,
         OutcomeClass.TURN_LIMIT,
+        OutcomeClass.TOKEN_LIMIT,
+        OutcomeClass.TIME_LIMIT,
         OutcomeClass.CONTEXT_LIMIT,
     }
 )
