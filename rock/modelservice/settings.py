@@ -85,6 +85,10 @@ class ServiceConfig(Strict):
         (),
         description="Python functions that interceptors may name, `module:function`, comma-separated.",
     )
+    tokenizers: Annotated[tuple[str, ...], BeforeValidator(_split)] = Field(
+        (),
+        description="Tokenizers that answers can be checked with, `NAME=DIRECTORY`, comma-separated.",
+    )
     backend_concurrency: int = Field(
         256, ge=1, description="Calls that each built-in backend works on at the same time."
     )

@@ -14,7 +14,14 @@ from msgspec import Raw, Struct
 from rock.errors import BadRequest
 from rock.modelservice.graph.answer import AnswerChoice
 from rock.modelservice.states import Event
-from rock.modelservice.wire import CloseReason, LimitName, OptionalRaw, SessionSpec, Usage
+from rock.modelservice.wire import (
+    CloseReason,
+    LimitName,
+    MessageTokens,
+    OptionalRaw,
+    SessionSpec,
+    Usage,
+)
 from rock.modelservice.wire.interceptors import Interceptor
 
 SCHEMA = 2
@@ -130,6 +137,8 @@ class CallAnswered(_Record, tag="answered"):
     choices: tuple[AnswerChoice, ...]
     prompt_ids: bytes | None = None
     """Packed ids: the whole prompt, or with `continues` what follows the parent's sequence."""
+    prompt_parts: tuple[MessageTokens, ...] | None = None
+    """Which of the last of them are which message, if the worker knew."""
     continues: bool = False
     policy_version: int | None = None
     usage: Usage | None = None

@@ -178,6 +178,8 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
     # --- sessions ---
 
     async def create_session(self, spec: wire.SessionSpec) -> NewSession:
+        if spec.tokenizer is not None:
+            self.spelling.check_known(spec.tokenizer)
         key = new_key()
         record = records.SessionOpened(
             session=new_id(id_prefix(self.config.shard)),

@@ -53,6 +53,9 @@ class SessionSpec(Input):
     pins: Pins = field(default_factory=Pins)
     backend: str = "queue"
     """Who answers: `queue` is any external trainer; another name is a worker of this service."""
+    tokenizer: str | None = None
+    """Name of one of the service's `tokenizers`: an answer whose tokens do not spell its text is then
+    untrainable, whichever worker gave it."""
 
 
 class SessionCreated(Wire):
