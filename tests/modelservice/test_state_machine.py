@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -32,7 +32,7 @@ from rock.modelservice import wire
 from rock.modelservice.journal.journal import FILE_NAME, frame
 from rock.modelservice.service.service import Call, Incoming, ModelService
 from rock.modelservice.states import ENDED_WITHOUT, WITH_ANSWER, Event, State
-from rock.modelservice.wire_partial import Partial, PartialRequest
+from rock.modelservice.wire.partial import Partial, PartialRequest
 from rock.testing.clock import FakeClock
 from rock.types import SessionId
 from tests.modelservice import simple_model
@@ -366,7 +366,7 @@ class ServiceMachine(RuleBasedStateMachine):
         session = self.model.sessions[self.model.calls[self.model.leases[lease]].session]
         if session.closed is not None and code == "lease_lost":
             return  # out of memory, even what was accepted before is only known to be over
-        assert code == expected
+        assert code == expected, result.error
 
     def pause(self, dice: Dice) -> None:
         mode: wire.PauseMode = choose(dice, ("hold", "requeue"))
@@ -432,6 +432,7 @@ class ServiceMachine(RuleBasedStateMachine):
         self.seeds[seed] += 1
         rng = random.Random(f"{seed} {self.seeds[seed]}")
         [kind] = rng.choices([*WEIGHTS], [*WEIGHTS.values()])
+        note(f"{kind}:")
         getattr(self, kind)(rng.randrange(DICE_SIDES) for _ in itertools.count())
 
     # --- what must hold ---
