@@ -47,7 +47,10 @@ class ServiceConfig(Strict):
         64 * 1024 * 1024, ge=1024, description="Larger requests are refused with 413."
     )
     body_seconds: float = Field(
-        60.0, gt=0, description="A request's body must have arrived after this; else 408."
+        60.0,
+        gt=0,
+        description="A request's body must have arrived after this; else 408. A head that takes "
+        "longer, or a new connection that asks nothing, is closed.",
     )
     peer_timeout_seconds: float = Field(
         60.0,

@@ -393,7 +393,10 @@ class Engine:
     def _retire(self, session: Session) -> None:
         """Put a closed session out of memory; its records stay where the shelf says."""
         over = self.book.retire(session)
-        self.shelf.retired[session.id] = Retired(session.key_sha256, over, session.closed_at)
+        counts = {state: count for state, count in session.counts.items() if count}
+        self.shelf.retired[session.id] = Retired(
+            session.key_sha256, over, session.closed_at, counts
+        )
 
     def _retire_due(self, now: float) -> None:
         for name in self._retirements.due(now):

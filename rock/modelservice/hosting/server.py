@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from rock.errors import RockError, SessionClosed
+from rock.errors import RockError, ServiceUnavailable, SessionClosed
 from rock.modelservice import backends
 from rock.modelservice.client.worker import Policy
 from rock.modelservice.keys import Keys, ensure_keys
@@ -169,11 +169,14 @@ async def _run(
 
 
 def read_ready(state_dir: Path) -> Ready | None:
-    """Where the service of `state_dir` listens; None while it is not up."""
+    """Where the service of `state_dir` listens; None while it is not up. One that was killed leaves
+    its file behind. Raises `ServiceUnavailable` for a file that cannot be read."""
     try:
         return msgspec.json.decode((state_dir / READY_FILE).read_bytes(), type=Ready)
-    except FileNotFoundError:
+    except (FileNotFoundError, msgspec.DecodeError):
         return None
+    except OSError as exc:
+        raise ServiceUnavailable(f"{state_dir / READY_FILE} cannot be read: {exc}") from exc
 
 
 def _write_ready(path: Path, running: Running) -> Ready:
