@@ -96,6 +96,11 @@ class ServiceConfig(Strict):
         "process",
         description="`process`: acknowledged data survives kill -9; `disk`: a power failure too.",
     )
+    on_journal_failure: Literal["answer", "exit"] = Field(
+        "answer",
+        description="When the journal can no longer be written: `answer` everything with 503 until "
+        "somebody restarts the service; `exit`, for one that is started again by itself.",
+    )
     evict_seconds: float = Field(
         300.0,
         ge=0,

@@ -68,6 +68,7 @@ class Engine:
         self.stopping = False
         """Nothing more is handed out."""
         self.on_session_closed: list[Callable[[SessionId], None]] = []
+        self.on_journal_failed: list[Callable[[], None]] = []
         self._deadlines = Timers()
         self._graces = Timers()
         self._session_ends = Timers()
@@ -488,6 +489,8 @@ class Engine:
     def _journal_failed(self, error: JournalError) -> None:
         self.stopping = True
         self._end_all(error)
+        for callback in self.on_journal_failed:
+            callback()
 
     def _end_all(self, error: RockError) -> None:
         for call in self.book.calls.values():

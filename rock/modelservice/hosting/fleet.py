@@ -88,7 +88,7 @@ class ServiceFleet:
                 shard.open_sockets()
             ports = ",".join(url.rpartition(":")[2] for url in self.control_urls)
             for number, shard in enumerate(self.shards):
-                shard.set(shard=number, shard_control_ports=ports)
+                shard.set(shard=number, shard_control_ports=ports, on_journal_failure="exit")
             starts = [asyncio.ensure_future(shard.__aenter__()) for shard in self.shards]
             try:
                 await asyncio.gather(*starts)

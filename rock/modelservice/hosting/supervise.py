@@ -67,6 +67,8 @@ class ServiceProcess:
         self._stop_seconds = stop_seconds
         self._sockets: list[socket.socket] = []
         self._process: process.Process | None = None
+        self._log_start = 0
+        """Where in its log the last start began."""
         self._ready: Ready | None = None
 
     @property
@@ -190,6 +192,7 @@ class ServiceProcess:
         try:
             self.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             (self.state_dir / LOG_FILE).touch()
+            self._log_start = (self.state_dir / LOG_FILE).stat().st_size
         except OSError as exc:
             raise ServiceUnavailable(
                 f"{self.state_dir}: expected a directory that can be written: {exc.strerror}"
@@ -215,9 +218,16 @@ class ServiceProcess:
         self._ready = ready
 
     def _log_tail(self) -> str:
+        """What the last start wrote, or why it could not."""
+        text = b""
         with contextlib.suppress(OSError):
-            text = (self.state_dir / LOG_FILE).read_bytes()[-LOG_TAIL_BYTES:]
+            text = (self.state_dir / LOG_FILE).read_bytes()[self._log_start :][-LOG_TAIL_BYTES:]
+        if text:
             return text.decode("utf-8", "replace")
+        with contextlib.suppress(OSError):
+            disk = os.statvfs(self.state_dir)
+            if disk.f_bavail * disk.f_frsize < LOG_TAIL_BYTES:
+                return f"(no log: no space left on the device of {self.state_dir})"
         return "(no log)"
 
 
@@ -246,6 +256,7 @@ async def keep_up(service: ServiceProcess) -> None:
 @asynccontextmanager
 async def kept_up(service: ServiceProcess) -> AsyncGenerator[ServiceProcess, None]:
     """A service that is started, and started again after every crash, until the end of the block."""
+    service.set(on_journal_failure="exit")
     async with service:
         watch = asyncio.create_task(keep_up(service))
         try:
