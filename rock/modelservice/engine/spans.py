@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from rock.errors import BadRequest, LeaseLost
 from rock.modelservice.graph import tokens
 from rock.modelservice.journal import records
@@ -67,7 +69,7 @@ class Said:
         self._spans.append(span)
 
     def has(self, span: records.CallPartial) -> bool:
-        """Whether this very span was accepted before.
+        """Whether this very span was accepted before, of whatever delivery.
 
         Raises `LeaseLost` if another one has its index, `BadRequest` if one before it is missing.
         """
@@ -79,7 +81,7 @@ class Said:
                 f"index: the next span of this call is {len(self._spans)}, got {span.index}",
                 param="index",
             )
-        if self._spans[span.index] != span:
+        if replace(self._spans[span.index], lease=span.lease) != span:
             raise LeaseLost(f"span {span.index} of this call was given before, and differs")
         return True
 

@@ -13,7 +13,7 @@ from msgspec import Raw, Struct
 
 from rock.errors import BadRequest
 from rock.modelservice.graph.answer import AnswerChoice
-from rock.modelservice.states import Event
+from rock.modelservice.states import Event, State
 from rock.modelservice.wire import (
     CloseReason,
     LimitName,
@@ -69,6 +69,8 @@ class SessionArchived(_Record, tag="session_archived"):
     bound: float | None = None
     at: float | None = None
     """When it was closed."""
+    counts: dict[State, int] = {}
+    """Its calls by the state they ended in; unknown in markers of before there was this."""
 
 
 class Edited(Struct, omit_defaults=True):

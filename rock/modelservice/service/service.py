@@ -228,6 +228,10 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
         """Call `callback` whenever a session closes, for whatever reason."""
         self._engine.on_session_closed.append(callback)
 
+    def on_journal_failed(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when the service can do no more; `error` says why."""
+        self._engine.on_journal_failed.append(callback)
+
     # --- agent side ---
 
     async def submit(self, session: Session, incoming: Incoming, *, wait: bool = True) -> Call:
