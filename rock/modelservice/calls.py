@@ -25,7 +25,7 @@ from rock.errors import (
     UpstreamUnauthorized,
 )
 from rock.modelservice import chains, records
-from rock.modelservice.answer import Answer
+from rock.modelservice.answer import Answer, Delta
 from rock.modelservice.graph import Extension, Located, MessageGraph, Placement
 from rock.modelservice.queue import Ticket
 from rock.modelservice.rows import CallTokens
@@ -102,6 +102,7 @@ class Call(Ticket):
         "session",
         "shown",
         "stored",
+        "streams",
         "tokens",
         "tools",
         "visible",
@@ -142,8 +143,9 @@ class Call(Ticket):
         """What workers have said while the call was open."""
         self.visible = 0
         """How many spans of that are on disk, so that agents may see them."""
-        self.shown = False
-        """A connection has read of it: the answer must begin with it."""
+        self.shown = self.streams = False
+        """A connection has read of it: the answer must begin with it. A connection would read it as it
+        comes; unknown after a restart."""
         self.stored: Answer | RockError | None = None
         """How the call ended; visible to agents once it is on disk, as `outcome`."""
         self.outcome: Answer | RockError | None = None
@@ -191,8 +193,8 @@ class Call(Ticket):
             pass
         return self.outcome is not None or self.visible > seen
 
-    def spans_after(self, seen: int) -> list[tuple[str, str]]:
-        """(text, reasoning) of the visible spans from number `seen` on."""
+    def spans_after(self, seen: int) -> list[Delta]:
+        """What the visible spans from number `seen` on said."""
         return [] if self.said is None else self.said.since(seen, self.visible)
 
     def reveal(self, count: int) -> None:

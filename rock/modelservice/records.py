@@ -16,6 +16,7 @@ from rock.modelservice.answer import AnswerChoice
 from rock.modelservice.states import Event
 from rock.modelservice.wire import CloseReason, LimitName, OptionalRaw, SessionSpec, Usage
 from rock.modelservice.wire_interceptors import Interceptor
+from rock.modelservice.wire_partial import ToolCallDelta
 
 SCHEMA = 2
 """Version of these shapes, in the journal's header. A journal with a higher one is refused."""
@@ -109,6 +110,8 @@ class CallPartial(_Record, tag="partial"):
     index: int
     content: str = ""
     reasoning: str = ""
+    calls: tuple[ToolCallDelta, ...] = ()
+    """Each new one has its id."""
     ids: bytes | None = None
     logprobs: bytes | None = None
     policy_version: int | None = None

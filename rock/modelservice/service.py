@@ -257,6 +257,7 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
             _check_open(session)
             self._admit(session)
             call = self._new_call(session, conversation, incoming, asked, edit)
+        call.streams = call.streams or incoming.stream
         try:
             if wait:
                 await self._engine.journal.barrier()

@@ -126,6 +126,7 @@ class TrainerSide:
             labels=dict(call.session.labels),
             kind=call.kind,
             traceparent=self._engine.observer.spans.traceparent(call.id),
+            streams=call.streams,
         )
 
     async def complete(self, request: wire.CompleteRequest) -> wire.BatchReply:
