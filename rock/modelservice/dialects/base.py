@@ -24,9 +24,9 @@ from msgspec import Raw, Struct
 
 from rock.config import kind_of
 from rock.errors import BadRequest, RockError
-from rock.modelservice.answer import Answer, Delta
+from rock.modelservice.graph.answer import Answer, Delta
 from rock.modelservice.wire import AssistantMessage, CanonicalRequest
-from rock.modelservice.wire_partial import ToolCallDelta
+from rock.modelservice.wire.partial import ToolCallDelta
 
 Headers = Mapping[str, str]
 """Header values by name; look-ups ignore case."""

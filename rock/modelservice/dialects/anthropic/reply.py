@@ -12,12 +12,12 @@ import msgspec
 from msgspec import Raw, Struct
 
 from rock.errors import CallFailed, RockError
-from rock.modelservice import sse
-from rock.modelservice.answer import Answer, AnswerChoice, Delta
+from rock.modelservice.dialects import sse
 from rock.modelservice.dialects.anthropic.content import MALFORMED, SIGNATURE
 from rock.modelservice.dialects.anthropic.errors import error_body
 from rock.modelservice.dialects.base import Spoken
 from rock.modelservice.dialects.canonical import Object
+from rock.modelservice.graph.answer import Answer, AnswerChoice, Delta
 from rock.modelservice.wire import Usage
 
 PING = sse.encode(b'{"type":"ping"}', event="ping")

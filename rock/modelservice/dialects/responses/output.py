@@ -13,10 +13,10 @@ from typing import Protocol
 import msgspec
 from msgspec import Raw, Struct
 
-from rock.modelservice.answer import AnswerChoice
 from rock.modelservice.dialects.canonical import Object
 from rock.modelservice.dialects.responses.items import SEALED
 from rock.modelservice.dialects.responses.tools import Target, Targets
+from rock.modelservice.graph.answer import AnswerChoice
 
 Event = tuple[str, Object]
 """Name and fields; item id and output index are added by the stream."""

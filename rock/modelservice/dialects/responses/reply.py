@@ -14,8 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from rock.errors import BadRequest, ContextLengthExceeded, QueueFull, RockError, SessionClosed
-from rock.modelservice import sse
-from rock.modelservice.answer import Answer, Delta
+from rock.modelservice.dialects import sse
 from rock.modelservice.dialects.base import Spoken
 from rock.modelservice.dialects.canonical import Object
 from rock.modelservice.dialects.responses.output import (
@@ -29,6 +28,7 @@ from rock.modelservice.dialects.responses.output import (
     status_of,
 )
 from rock.modelservice.dialects.responses.tools import Targets
+from rock.modelservice.graph.answer import Answer
 from rock.modelservice.wire import Usage
 
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
