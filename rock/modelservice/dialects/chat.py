@@ -29,7 +29,7 @@ from rock.modelservice.dialects.base import (
     wrong,
 )
 from rock.modelservice.dialects.openai_errors import error_body, error_reply
-from rock.modelservice.graph.answer import Answer, AnswerChoice
+from rock.modelservice.graph.answer import Answer, AnswerChoice, Delta
 from rock.modelservice.timers import epoch_seconds
 from rock.modelservice.wire import CanonicalRequest, ToolCall, Usage
 

@@ -30,7 +30,7 @@ from rock.modelservice.dialects.base import (
 from rock.modelservice.dialects.canonical import Object
 from rock.modelservice.dialects.chat import MAX_CHOICES, usage_body
 from rock.modelservice.dialects.openai_errors import error_body, error_reply
-from rock.modelservice.graph.answer import Answer, AnswerChoice
+from rock.modelservice.graph.answer import Answer, AnswerChoice, Delta
 from rock.modelservice.timers import epoch_seconds
 from rock.modelservice.wire import AssistantMessage, CanonicalRequest
 

@@ -25,8 +25,10 @@ Event = tuple[str, Object]
 class Item(Protocol):
     """An output item while its content comes in."""
 
-    begun: Object
-    """The item before its content came."""
+    @property
+    def begun(self) -> Object:
+        """The item before its content came."""
+        ...
 
     def opening(self) -> list[Event]:
         """Events after the one that announces it."""

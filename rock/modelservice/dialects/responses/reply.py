@@ -28,7 +28,7 @@ from rock.modelservice.dialects.responses.output import (
     status_of,
 )
 from rock.modelservice.dialects.responses.tools import Targets
-from rock.modelservice.graph.answer import Answer
+from rock.modelservice.graph.answer import Answer, Delta
 from rock.modelservice.wire import Usage
 
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
