@@ -19,12 +19,15 @@ from rock.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
     Forbidden,
+    ModelServiceError,
+    QueueFull,
     RockError,
+    ServiceUnavailable,
     SessionClosed,
     UpstreamError,
     UpstreamUnauthorized,
 )
-from rock.modelservice.engine.queue import Ticket
+from rock.modelservice.engine.queue import TRAINER_BACKEND, Ticket
 from rock.modelservice.engine.spans import Said
 from rock.modelservice.graph import chains
 from rock.modelservice.graph.answer import Answer, Delta
@@ -43,6 +46,9 @@ _FAILURES: dict[str, type[RockError]] = {
         ContextLengthExceeded,
         DeadlineExceeded,
         Forbidden,
+        ModelServiceError,
+        QueueFull,
+        ServiceUnavailable,
         SessionClosed,
         UpstreamError,
         UpstreamUnauthorized,
@@ -113,7 +119,7 @@ class Call(Ticket):
         super().__init__(
             id,
             session.id,
-            backend=session.spec.backend,
+            backend=session.spec.backend or TRAINER_BACKEND,
             session_arrival=session.arrival,
             priority=session.priority,
         )

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from msgspec import Raw
+from msgspec.structs import replace
 
 from rock.errors import (
     BadRequest,
@@ -179,10 +180,11 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
 
     async def create_session(self, spec: wire.SessionSpec) -> NewSession:
         key = new_key()
+        backend = spec.backend or self.config.default_backend
         record = records.SessionOpened(
             session=new_id(id_prefix(self.config.shard)),
             key_sha256=key_hash(key),
-            spec=spec,
+            spec=replace(spec, backend=backend),
             at=self._engine.wall(),
         )
         await self._engine.open_session(record)

@@ -10,8 +10,8 @@ import msgspec
 from rock.errors import BadRequest, CallFailed, LeaseLost
 from rock.modelservice import wire
 from rock.modelservice.engine.calls import Call, failure
-from rock.modelservice.engine.engine import TRAINER_BACKEND, Engine
-from rock.modelservice.engine.queue import Held, Ticket
+from rock.modelservice.engine.engine import Engine
+from rock.modelservice.engine.queue import TRAINER_BACKEND, Held, Ticket
 from rock.modelservice.graph import tokens
 from rock.modelservice.graph.answer import Answer
 from rock.modelservice.interceptors.interceptors import Edit
