@@ -95,6 +95,12 @@ class ServiceConfig(Strict):
     backend_concurrency: int = Field(
         256, ge=1, description="Calls that each built-in backend works on at the same time."
     )
+    backends_file: Path | None = Field(
+        None, description="YAML file that describes built-in backends, see docs/backends.md."
+    )
+    default_backend: str = Field(
+        "queue", description="Who answers sessions that choose no backend."
+    )
     order: ClaimOrder = Field("round_robin", description="Which waiting call is handed out next.")
     sync: SyncLevel = Field(
         "process",

@@ -30,7 +30,7 @@ from rock.rollout.events import OnEvent, RunEnded, RunStarted, ignore
 from rock.rollout.record import encode
 from rock.rollout.report import Report, as_text, report
 from rock.rollout.rundir import RunDir, read_info, read_records
-from rock.rollout.runfile import QUEUE, RunFile, load_run_file
+from rock.rollout.runfile import BUILT_IN, RunFile, load_run_file
 from rock.rollout.runner import Runner
 from rock.rollout.task import LoadedTask
 from rock.rollout.tasks import load_tasks
@@ -168,7 +168,7 @@ async def _provider(
 async def _service(directory: Path, config: RunFile) -> AsyncGenerator[ServiceAddress, None]:
     """ModelService for this run alone. One that crashes is started again on the same journal and
     sockets. It ends with the harness, also when that is killed, and the next one starts it again."""
-    backends = [] if config.model == QUEUE else [config.model]
+    backends = [config.model] if BUILT_IN.fullmatch(config.model) else []
     settings = config.service.model_dump(exclude_none=True)
     process = ServiceProcess(
         directory / "service",

@@ -23,6 +23,7 @@ from rock.modelservice.wire import (
     Usage,
 )
 from rock.modelservice.wire.interceptors import Interceptor
+from rock.modelservice.wire.partial import ToolCallDelta
 
 SCHEMA = 2
 """Version of these shapes, in the journal's header. A journal with a higher one is refused."""
@@ -118,6 +119,8 @@ class CallPartial(_Record, tag="partial"):
     index: int
     content: str = ""
     reasoning: str = ""
+    calls: tuple[ToolCallDelta, ...] = ()
+    """Each new one has its id."""
     ids: bytes | None = None
     logprobs: bytes | None = None
     policy_version: int | None = None
