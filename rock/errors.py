@@ -27,6 +27,7 @@ failed" are *results*, not errors; an error means that rock, its input or its su
     ├── SandboxError
     │   ├── ProviderUnavailable     the engine or kernel feature is not there; says the remedy
     │   ├── SandboxDied             the box is gone or its helper stopped answering
+    │   ├── ShellEnded              a kept shell that a script has ended; open a new one
     │   ├── CommandNotFound         the program to run does not exist in the sandbox
     │   ├── CommandRefused          the program cannot be started: permission, format, size, limits
     │   ├── BadWorkdir              the working directory does not exist in the sandbox
@@ -212,6 +213,13 @@ class SandboxDied(SandboxError):
     """The sandbox is gone."""
 
     code = "sandbox_died"
+
+
+class ShellEnded(SandboxError):
+    """The shell has ended."""
+
+    status = 409
+    code = "shell_ended"
 
 
 class CommandNotFound(SandboxError):
