@@ -36,7 +36,7 @@ KNOWN_PROGRAMS = {
 }
 _FIRST_SCRIPT = b"set +o history 2>/dev/null\nPS1=\nPS2=\nunset HISTFILE MAILCHECK\n:\n"
 _START_SECONDS = 20.0
-_INTERRUPT_SECONDS = 2.0
+_INTERRUPT_SECONDS = 1.0
 _INTERRUPT_EVERY_SECONDS = 0.05
 _AFTER_INTERRUPT_SECONDS = 0.01
 _BETWEEN_BYTES = 64 * 1024
@@ -147,7 +147,7 @@ class _Session:
             self._wake.clear()
             for _ in range(2):  # the second is for what a handler of the first one started
                 if self.code is None:
-                    await self._sweep(signal.SIGINT, shell_too=True)
+                    await self._signal(signal.SIGINT, shell_too=True)
                     await self.wait(_AFTER_INTERRUPT_SECONDS)
             if self.code is None:
                 # A shell may have thrown away what it had read of its program.
@@ -155,7 +155,7 @@ class _Session:
                 await self.wait(_INTERRUPT_EVERY_SECONDS)
         if self.code is None:
             return False
-        await self._sweep(signal.SIGKILL, shell_too=False)
+        await self._signal(signal.SIGKILL, shell_too=False)
         return await self._settle()
 
     async def _settle(self) -> bool:
@@ -166,10 +166,10 @@ class _Session:
         self.script = script
         return self.code is not None
 
-    async def _sweep(self, number: int, *, shell_too: bool) -> None:
+    async def _signal(self, number: int, *, shell_too: bool) -> None:
         assert self.execution is not None
         body = frames.u32(number) + frames.u32(int(shell_too))
-        await self.execution.send(FrameType.SWEEP, body)
+        await self.execution.send(FrameType.INTERRUPT, body)
 
     async def close(self) -> None:
         if self.execution is not None and self.ended is not None:

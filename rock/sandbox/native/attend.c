@@ -26,7 +26,7 @@
 #define HIGH_FD 32
 #define END_OF_INPUT 4 /* what Ctrl-D types */
 #define LAST_OUTPUT_NS (2 * (int64_t)1000000000)
-#define SWEEP_THE_SHELL 1u
+#define INTERRUPT_THE_SHELL 1u
 
 static void set_size(int terminal, uint16_t rows, uint16_t columns) {
     struct winsize size = {.ws_row = rows, .ws_col = columns};
@@ -184,7 +184,7 @@ static void start_script(struct attended *attended, const struct frame *frame, p
 }
 
 /* The shell first: it must know of the signal before it sees a child end by it. */
-static void sweep(const struct attended *attended, pid_t leader, int number, int shell_too) {
+static void interrupt(const struct attended *attended, pid_t leader, int number, int shell_too) {
     pid_t found[MAX_SPARED];
     if (shell_too) kill(leader, number);
     size_t count = list_descendants(getpid(), found, MAX_SPARED, attended->spared,
@@ -203,6 +203,6 @@ void attend_message(struct attended *attended, const struct frame *frame, pid_t 
     if (reader.bad) return;
     if (frame->type == REQ_RESIZE && attended->master >= 0)
         set_size(attended->master, (uint16_t)first, (uint16_t)second);
-    if (frame->type == REQ_SWEEP && attended->script >= 0 && first > 0 && first < 65)
-        sweep(attended, leader, (int)first, (second & SWEEP_THE_SHELL) != 0);
+    if (frame->type == REQ_INTERRUPT && attended->script >= 0 && first > 0 && first < 65)
+        interrupt(attended, leader, (int)first, (second & INTERRUPT_THE_SHELL) != 0);
 }

@@ -18,9 +18,9 @@ enum request_type {
     REQ_EXEC = 'X',   /* then any number of KILL and SIGNAL while it runs */
     REQ_KILL = 'K',
     REQ_SIGNAL = 'S',
-    REQ_RESIZE = 'Z', /* of a command with a terminal */
-    REQ_SCRIPT = 'T', /* the next script of a shell */
-    REQ_SWEEP = 'Y',  /* signal a shell and what its present script has started */
+    REQ_RESIZE = 'r', /* of a command with a terminal */
+    REQ_SCRIPT = 's', /* the next script of a shell */
+    REQ_INTERRUPT = 'i', /* signal a shell and what its present script has started */
     REQ_READ = 'O',   /* open a regular file; answered with its descriptor */
     REQ_WRITE = 'W',  /* answered with a descriptor to fill, then COMMIT */
     REQ_COMMIT = 'C',

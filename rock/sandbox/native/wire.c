@@ -16,7 +16,7 @@
  *     RESIZE  u32 rows | u32 columns
  *     SCRIPT  text line | bytes script to the end: the script becomes what descriptor 9 of the shell
  *             holds, then the shell's program gets the line
- *     SWEEP   u32 signal | u32 flags (1: the shell too, and first)
+ *     INTERRUPT u32 signal | u32 flags (1: the shell too, and first)
  *     READ    text path             WRITE, MKDIR  text path | u32 mode | text owner
  *     PUT     text target | text owner             GET  text source         LISTEN  u32 port
  *     DIR, FILE  text path | u32 mode   LINK  text path | text destination   DATA  bytes to the end

@@ -145,7 +145,7 @@ async def a_timeout_interrupts_the_script_and_keeps_the_shell(subject: Subject) 
                 await _says(shell, "cd /tmp && kept=1")
                 for script in stuck:
                     await _says(shell, f"cd {box.spec.workdir}; rm -f child")
-                    result = await shell.run(f"echo in\n{script}", timeout_seconds=1)
+                    result = await shell.run(f"echo in\n{script}", timeout_seconds=0.4)
                     assert result.status is ExecStatus.TIMED_OUT, result
                     assert (result.shell, result.stdout) == ("alive", b"in\n"), result
                     assert await _says(shell, "echo $kept; pwd") == (
@@ -161,7 +161,7 @@ async def a_shell_that_cannot_be_interrupted_is_replaced(subject: Subject) -> No
         async with await box.shell() as shell:
             await _says(shell, "kept=1")
             script = "trap '' INT; echo $$ >pid; echo in; while :; do sleep 1; done"
-            result = await shell.run(script, timeout_seconds=1)
+            result = await shell.run(script, timeout_seconds=0.4)
             assert (result.status, result.shell) == (ExecStatus.TIMED_OUT, "replaced")
             assert result.stdout == b"in\n"
             assert not await is_alive(box, await written(box, "pid"))
