@@ -214,6 +214,11 @@ class SandboxDied(SandboxError):
 
     code = "sandbox_died"
 
+    def __init__(self, message: str | None = None, *, cause: str = "unknown") -> None:
+        super().__init__(message)
+        self.cause = cause
+        """One of `rock.sandbox.command.DeathCause`."""
+
 
 class ShellEnded(SandboxError):
     """The shell has ended."""

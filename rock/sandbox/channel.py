@@ -126,8 +126,12 @@ def _refused_command(request: ExecRequest, body: bytes) -> SandboxError:
 class Channel:
     """Requests to one helper. Safe to use from many tasks of one event loop."""
 
-    def __init__(self, connect: Connector) -> None:
+    def __init__(
+        self, connect: Connector, *, silence_seconds: float = KILL_GRACE_SECONDS
+    ) -> None:
         self._connector = connect
+        self.silence_seconds = silence_seconds
+        """How long after a command's own time its end may still come."""
 
     async def ping(self) -> int:
         """The helper's protocol version. Raises `SandboxDied` also for one that we do not speak."""
@@ -150,7 +154,7 @@ class Channel:
             request, kept_bytes=kept_bytes, kill_over_bytes=kill_over_bytes, stdin=stdin
         )
         try:
-            executed = await execution.finish(request.timeout_ms / 1000 + KILL_GRACE_SECONDS)
+            executed = await execution.finish(request.timeout_ms / 1000 + self.silence_seconds)
         finally:
             execution.close()
         if executed.reply is not None and executed.reply.type is FrameType.ERROR:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from rock.errors import CommandRefused
 from rock.sandbox import frames
@@ -31,7 +31,7 @@ class ChannelProcess(Process):
         *,
         streamed: bool,
         bound_seconds: float,
-        result_of: Callable[[Executed, float, bool], ExecResult],
+        result_of: Callable[[Executed, float, bool], Awaitable[ExecResult]],
     ) -> None:
         self.id = process_id
         self.argv = argv
@@ -77,7 +77,7 @@ class ChannelProcess(Process):
         finally:
             self._execution.close()
             self._more.set()
-        return self._result_of(executed, time.monotonic() - self._started, self._killed)
+        return await self._result_of(executed, time.monotonic() - self._started, self._killed)
 
     async def events(self) -> AsyncIterator[Output]:
         if not self._streamed:

@@ -17,8 +17,9 @@ import socket
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from rock.errors import CommandRefused, SandboxDied, SandboxFileError
 from rock.sandbox import frames
@@ -30,12 +31,14 @@ from rock.sandbox.base import (
     Sandbox,
     SandboxSpec,
 )
-from rock.sandbox.channel import KILL_GRACE_SECONDS, Channel
+from rock.sandbox.channel import Channel
 from rock.sandbox.channel_process import ChannelProcess
 from rock.sandbox.channel_shell import ChannelShell
 from rock.sandbox.command import (
     DEFAULT_KEPT_BYTES,
     DEFAULT_OUTPUT_LIMIT_BYTES,
+    Death,
+    DeathCause,
     ExecResult,
     ExecStatus,
     Overflow,
@@ -48,6 +51,8 @@ from rock.sandbox.execution import Executed, Execution, Sink
 from rock.sandbox.frames import EndKind, ExecFlag, ExecRequest, FrameType
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
+Diagnose = Callable[[], Awaitable[Death]]
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 AGENT_UID = 1000
@@ -83,8 +88,15 @@ def common_rlimits(limits: Limits) -> tuple[tuple[int, int], ...]:
     return tuple(pairs)
 
 
+async def _nobody_knows() -> Death:
+    return Death(DeathCause.UNKNOWN, "its provider cannot say why")
+
+
 class ChannelSandbox(Sandbox):
-    """A running sandbox behind a channel. `remove` ends the box and frees what the provider made."""
+    """A running sandbox behind a channel. `remove` ends the box and frees what the provider made.
+
+    `diagnose` is asked why a box that should be there does not answer; it bounds its own waits.
+    """
 
     def __init__(
         self,
@@ -96,6 +108,7 @@ class ChannelSandbox(Sandbox):
         rlimits: Sequence[tuple[int, int]] = (),
         identity: Identity | None = None,
         variables: Mapping[str, str] | None = None,
+        diagnose: Diagnose | None = None,
     ) -> None:
         self.id = sandbox_id
         self.spec = spec
@@ -103,6 +116,7 @@ class ChannelSandbox(Sandbox):
         self.identity = identity if identity and spec.user is None else identity_of(spec)
         self._variables = dict(variables or {})
         self._remove = remove
+        self._diagnose = diagnose or _nobody_knows
         self._rlimits = tuple(rlimits)
         self._processes: dict[str, ChannelProcess] = {}
         self._shells: weakref.WeakSet[ChannelShell] = weakref.WeakSet()
@@ -135,13 +149,15 @@ class ChannelSandbox(Sandbox):
         flags = ExecFlag.STDIN if stdin else ExecFlag(0)
         request = self._request(argv, timeout_seconds, cwd, env, user, flags)
         started = time.monotonic()
-        executed = await self.channel.exec(
-            request,
-            stdin=stdin,
-            kept_bytes=output_limit_bytes,
-            kill_over_bytes=output_limit_bytes if overflow == "kill" else None,
+        executed = await self._explained(
+            self.channel.exec(
+                request,
+                stdin=stdin,
+                kept_bytes=output_limit_bytes,
+                kill_over_bytes=output_limit_bytes if overflow == "kill" else None,
+            )
         )
-        return result_of(executed, time.monotonic() - started)
+        return await self._result(executed, time.monotonic() - started)
 
     async def spawn(
         self,
@@ -165,12 +181,14 @@ class ChannelSandbox(Sandbox):
             flags |= ExecFlag.STDIN
         seconds = _MAX_TIMEOUT_SECONDS if timeout_seconds is None else timeout_seconds
         request = self._request(argv, seconds, cwd, env, user, flags, terminal)
-        execution, pid = await self.channel.start(
-            request,
-            kept_bytes=output_limit_bytes,
-            kill_over_bytes=output_limit_bytes if overflow == "kill" else None,
-            stdin=None if terminal is not None and not stdin else stdin,
-            held=streamed,
+        execution, pid = await self._explained(
+            self.channel.start(
+                request,
+                kept_bytes=output_limit_bytes,
+                kill_over_bytes=output_limit_bytes if overflow == "kill" else None,
+                stdin=None if terminal is not None and not stdin else stdin,
+                held=streamed,
+            )
         )
         process = ChannelProcess(
             secrets.token_hex(4),
@@ -178,8 +196,8 @@ class ChannelSandbox(Sandbox):
             pid,
             execution,
             streamed=streamed,
-            bound_seconds=seconds + KILL_GRACE_SECONDS,
-            result_of=result_of,
+            bound_seconds=seconds + self.channel.silence_seconds,
+            result_of=self._result,
         )
         self._processes[process.id] = process
         self._forget_old_processes()
@@ -209,10 +227,31 @@ class ChannelSandbox(Sandbox):
             execution, _ = await self.channel.start(request, kept_bytes=0, status=status)
             return execution
 
-        shell = ChannelShell(start, result_of)
-        await shell.open(program)
+        shell = ChannelShell(start, self._result)
+        await self._explained(shell.open(program))
         self._shells.add(shell)
         return shell
+
+    async def _explained(self, work: Awaitable[T]) -> T:
+        """`work`; if the box is gone, why."""
+        try:
+            return await work
+        except SandboxDied as exc:
+            death = await self._death()
+            raise SandboxDied(f"{exc.message}: {death.detail}", cause=death.cause) from exc
+
+    async def _death(self) -> Death:
+        if self._stopping is not None:
+            return Death(DeathCause.STOPPED, "it was stopped")
+        return await self._diagnose()
+
+    async def _result(
+        self, executed: Executed, elapsed_seconds: float, was_killed: bool = False
+    ) -> ExecResult:
+        result = result_of(executed, elapsed_seconds, was_killed)
+        if result.status is ExecStatus.SANDBOX_DIED:
+            return replace(result, death=await self._death())
+        return result
 
     def _request(
         self,
@@ -246,15 +285,15 @@ class ChannelSandbox(Sandbox):
 
     async def read_file(self, path: str, *, max_bytes: int = DEFAULT_READ_LIMIT_BYTES) -> bytes:
         self._check_running()
-        return await self.channel.read_file(self._path(path), max_bytes=max_bytes)
+        return await self._explained(self.channel.read_file(self._path(path), max_bytes=max_bytes))
 
     async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         self._check_running()
-        await self.channel.write_file(self._path(path), data, mode=mode, owner=self._owner)
+        await self._explained(self.channel.write_file(self._path(path), data, mode=mode, owner=self._owner))
 
     async def upload(self, source: Path, target: str) -> None:
         self._check_running()
-        await self.channel.upload(source, self._path(target), owner=self._owner)
+        await self._explained(self.channel.upload(source, self._path(target), owner=self._owner))
 
     async def download(
         self,
@@ -265,13 +304,15 @@ class ChannelSandbox(Sandbox):
         max_entries: int = DEFAULT_TREE_LIMIT_ENTRIES,
     ) -> None:
         self._check_running()
-        await self.channel.download(
-            self._path(source), target, max_bytes=max_bytes, max_entries=max_entries
+        await self._explained(
+            self.channel.download(
+                self._path(source), target, max_bytes=max_bytes, max_entries=max_entries
+            )
         )
 
     async def listen(self, port: int = 0) -> socket.socket:
         self._check_running()
-        return await self.channel.listen(port)
+        return await self._explained(self.channel.listen(port))
 
     async def stop(self) -> None:
         if self._stopping is None:

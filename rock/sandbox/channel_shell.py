@@ -21,6 +21,7 @@ from rock.sandbox import frames
 from rock.sandbox.capture import Capture
 from rock.sandbox.command import (
     DEFAULT_OUTPUT_LIMIT_BYTES,
+    Death,
     ExecResult,
     ExecStatus,
     Shell,
@@ -43,7 +44,7 @@ _BETWEEN_BYTES = 64 * 1024
 _BOUND_SECONDS = 41 * 24 * 3600.0
 Starter = Callable[[tuple[str, ...], Sink], Awaitable[Execution]]
 Fate = Literal["alive", "ended", "replaced"]
-Reading = Callable[[Executed, float, bool], ExecResult]
+Reading = Callable[[Executed, float, bool], Awaitable[ExecResult]]
 
 
 def _status_line(nonce: str) -> str:
@@ -84,6 +85,7 @@ class _Session:
         execution.stdout.sink = lambda data: self._keep(0, data)
         execution.stderr.sink = lambda data: self._keep(1, data)
         self.ended = asyncio.ensure_future(self._finish(execution))
+        self.ended.add_done_callback(lambda _: self._wake.set())
         await self.begin(_FIRST_SCRIPT, limit_bytes=_BETWEEN_BYTES)
         await self.wait(_START_SECONDS)
         if self.code is None:
@@ -94,8 +96,7 @@ class _Session:
             executed = await execution.finish(_BOUND_SECONDS)
         finally:
             execution.close()
-            self._wake.set()
-        return self._result_of(executed, time.monotonic() - self._began, False)
+        return await self._result_of(executed, time.monotonic() - self._began, False)
 
     def _keep(self, stream: int, data: bytes) -> None:
         capture = self._sink[stream]
@@ -254,7 +255,7 @@ class ChannelShell(Shell):
                 elapsed_seconds,
                 exit_code=end.exit_code,
                 number=end.signal,
-                detail=end.detail,
+                death=end.death,
                 shell="ended",
             )
         status = ExecStatus.OUTPUT_LIMIT if session.over_limit else ExecStatus.TIMED_OUT
@@ -282,7 +283,7 @@ def _result(
     *,
     exit_code: int | None = None,
     number: int | None = None,
-    detail: str = "",
+    death: Death | None = None,
     shell: Fate = "alive",
 ) -> ShellResult:
     out, err = session.script
@@ -297,6 +298,6 @@ def _result(
         stdout_gap=out.gap,
         stderr_gap=err.gap,
         duration_seconds=elapsed_seconds,
-        detail=detail,
+        death=death,
         shell=shell,
     )

@@ -33,6 +33,30 @@ class ExecStatus(enum.StrEnum):
     SANDBOX_DIED = "sandbox_died"
 
 
+class DeathCause(enum.StrEnum):
+    """Why a sandbox does not answer, as far as its provider can find out."""
+
+    STOPPED = "stopped"
+    """By its owner."""
+    LIFETIME = "lifetime"
+    OUT_OF_MEMORY = "out_of_memory"
+    KILLED = "killed"
+    """Its first process was ended from outside."""
+    GONE = "gone"
+    """Nothing is left that could tell: removed, or lost with its engine."""
+    PAUSED = "paused"
+    """It is there, but its processes do not run."""
+    ENGINE_GONE = "engine_gone"
+    """The engine that could tell does not answer."""
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    cause: DeathCause
+    detail: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecResult:
     """What a command did. Output is partial when the status is not `exited` or `signaled`.
@@ -40,7 +64,7 @@ class ExecResult:
     `stdout` and `stderr` hold at most the output limit each; `stdout_bytes` and `stderr_bytes` count
     everything that was written. Where more was written than is kept, the beginning and the end are
     kept: what is missing was between them, at `stdout_gap` (an offset into `stdout`). `exit_code` is
-    set only for `exited`, `signal` only for `signaled`; `detail` says what is known of a dead box.
+    set only for `exited`, `signal` only for `signaled`, `death` only for `sandbox_died`.
     """
 
     status: ExecStatus
@@ -53,7 +77,7 @@ class ExecResult:
     duration_seconds: float
     stdout_gap: int | None = None
     stderr_gap: int | None = None
-    detail: str = ""
+    death: Death | None = None
 
     @property
     def ok(self) -> bool:

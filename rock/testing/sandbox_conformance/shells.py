@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from rock.errors import CommandNotFound, SandboxDied, ShellEnded
-from rock.sandbox.command import ExecStatus, Shell, ShellResult
+from rock.sandbox.command import DeathCause, ExecStatus, Shell, ShellResult
 from rock.testing.sandbox_conformance.subject import (
     COMMAND_SECONDS,
     Subject,
@@ -245,6 +245,8 @@ async def a_shell_ends_with_its_sandbox(subject: Subject) -> None:
     result = await run
     assert (result.status, result.stdout) == (ExecStatus.SANDBOX_DIED, b"in\n")
     assert result.shell == "ended"
+    assert result.death is not None
+    assert result.death.cause is DeathCause.STOPPED
     try:
         await shell.run("echo", timeout_seconds=5)
     except (ShellEnded, SandboxDied):
