@@ -25,8 +25,9 @@ from typing import Any
 from rock.errors import ProviderUnavailable, SandboxDied, SandboxError
 from rock.sandbox import hostroot, rundir
 from rock.sandbox.base import Availability, Provider, Sandbox, SandboxSpec
-from rock.sandbox.channel import Channel, connect_to_path
+from rock.sandbox.channel import KILL_GRACE_SECONDS, Channel, connect_to_path
 from rock.sandbox.channel_sandbox import AGENT_HOME, ChannelSandbox, Identity
+from rock.sandbox.autopsy import diagnose
 from rock.sandbox.container import SOCKET_NAME, container_config
 from rock.sandbox.ending import to_the_end
 from rock.sandbox.engine import REMEDY, Engine, Image
@@ -68,6 +69,7 @@ class DockerProvider(Provider):
         pull: bool = False,
         pull_timeout_seconds: float = 900.0,
         start_timeout_seconds: float = 30.0,
+        silence_seconds: float = KILL_GRACE_SECONDS,
         now: Callable[[], float] = wall_seconds,
     ) -> None:
         self.engine = Engine(host)
@@ -76,6 +78,7 @@ class DockerProvider(Provider):
         self._pull = pull
         self._pull_timeout_seconds = pull_timeout_seconds
         self._start_timeout_seconds = start_timeout_seconds
+        self._silence_seconds = silence_seconds
         self._now = now
         self._owner = Owner.current()
         self._sandboxes: dict[str, ChannelSandbox] = {}
@@ -144,6 +147,9 @@ class DockerProvider(Provider):
                 remove=functools.partial(self._discard, sandbox_id),
                 identity=_identity(image),
                 variables=image.env,
+                diagnose=functools.partial(
+                    diagnose, self.engine, f"rock-{sandbox_id}", spec, self._now(), self._now
+                ),
             )
             await sandbox.prepare()
             self._check_open()
@@ -206,7 +212,7 @@ class DockerProvider(Provider):
         """The channel to a helper that has just been started, once it answers."""
         container = f"rock-{sandbox_id}"
         deadline = time.monotonic() + self._start_timeout_seconds
-        channel = Channel(connect_to_path(path))
+        channel = Channel(connect_to_path(path), silence_seconds=self._silence_seconds)
         while True:
             try:
                 await channel.ping()

@@ -16,7 +16,9 @@ import os
 import random
 import resource
 import secrets
+import signal
 import socket
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,12 +29,16 @@ from rock.sandbox.base import Availability, Provider, Sandbox, SandboxSpec
 from rock.sandbox.box_spec import Ids
 from rock.sandbox.channel import Channel, connect_by_control
 from rock.sandbox.channel_sandbox import ChannelSandbox, common_rlimits
+from rock.sandbox.command import Death, DeathCause
 from rock.sandbox.ending import to_the_end
 from rock.sandbox.helper import helper_path
 from rock.sandbox.mount_rules import check_spec
 
 _START_SECONDS = 30.0
 _STOP_SECONDS = 15.0
+_DIAGNOSE_SECONDS = 2.0
+_KILLED = 128 + signal.SIGKILL
+"""How the process outside tells of a PID 1 that was killed."""
 _SWITCHES = (
     ("/proc/sys/user/max_user_namespaces", "0", "sysctl -w user.max_user_namespaces=15000"),
     (
@@ -99,6 +105,7 @@ class LocalProvider(Provider):
                 Channel(connect_by_control(box.control)),
                 remove=functools.partial(self._discard, sandbox_id, box),
                 rlimits=_rlimits(spec),
+                diagnose=functools.partial(box.diagnose, spec.lifetime_seconds),
             )
             await sandbox.prepare()
             self._check_open()
@@ -137,6 +144,7 @@ class _Box:
             socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
         )
         self._process: process.Process | None = None
+        self._began = time.monotonic()
 
     async def start(self, spec: bytes) -> None:
         """Raises `ProviderUnavailable` with the step that the kernel refused."""
@@ -165,6 +173,21 @@ class _Box:
         if answer != b"ok":
             reason = answer.decode(errors="replace") or "the helper ended without an answer"
             raise ProviderUnavailable(f"the kernel does not make a local sandbox: {reason}")
+
+    async def diagnose(self, lifetime_seconds: float) -> Death:
+        """Why the sandbox does not answer. Waits a moment for a process that is just ending."""
+        if self._process is None:
+            return Death(DeathCause.UNKNOWN, "it did not start")
+        try:
+            async with asyncio.timeout(_DIAGNOSE_SECONDS):
+                code = await self._process.wait()
+        except TimeoutError:
+            return Death(DeathCause.UNKNOWN, "its first process runs, but does not answer")
+        if time.monotonic() - self._began >= lifetime_seconds:
+            return Death(DeathCause.LIFETIME, f"its lifetime of {lifetime_seconds:g} s is over")
+        if code == _KILLED or code == -signal.SIGKILL:
+            return Death(DeathCause.KILLED, "its first process was killed from outside")
+        return Death(DeathCause.GONE, f"its first process has ended with code {code}")
 
     async def stop(self) -> None:
         """The end of the control socket is the sandbox's end; the process outlives the last of it."""
