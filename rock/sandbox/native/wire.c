@@ -13,6 +13,10 @@
  *     SIGNAL  u32 number            KILL, COMMIT, PING  nothing
  *     READ    text path             WRITE, MKDIR  text path | u32 mode | text owner
  *     PUT     text target | text owner             GET  text source         LISTEN  u32 port
+ *     SWEEP  nothing; DONE u32 processes ended | texts left      FREEZE  u32 1 stop, 0 go on; DONE u32 not so
+ *     SWAP   u32 new layer | u32 n, n u32 layers below; DONE texts already in it     DROP, TREE  u32 layer
+ *     ADOPT  u32 layer; descriptor: its mount
+ *     ATTACH text storage | texts below; descriptors: mount namespace, mountinfo; DONE as SWAP
  *     DIR, FILE  text path | u32 mode   LINK  text path | text destination   DATA  bytes to the end
  *     PONG    u32 protocol version | u32 pid
  *     RESULT  u8 end kind | u32 value | u64 duration ns | u32 OOM kills (all ones: unknown) |
