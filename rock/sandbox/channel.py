@@ -227,7 +227,8 @@ class Channel:
         except OSError as exc:
             raise SandboxDied(f"the sandbox is gone: {exc.strerror}") from exc
 
-    async def _open(self, kind: FrameType, body: bytes, what: str) -> int:
+    async def open(self, kind: FrameType, body: bytes, what: str) -> int:
+        """The descriptor that answers a request, owned by the caller."""
         _, fd = await self.call(kind, body, what)
         if fd < 0:
             raise SandboxDied(f"{what}: the helper sent no descriptor")
@@ -255,7 +256,9 @@ class Channel:
             async with asyncio.timeout(_CALL_SECONDS):
                 # The first bytes of a new connection never block; descriptors travel with them.
                 done = socket.send_fds(conn, [request], descriptors) if descriptors else 0
-                await asyncio.get_running_loop().sock_sendall(conn, memoryview(request)[done:])
+                if done < len(request):
+                    rest = memoryview(request)[done:]
+                    await asyncio.get_running_loop().sock_sendall(conn, rest)
                 frame, fd = await _receive(conn)
         except TimeoutError as exc:
             raise SandboxDied(f"{what}: no answer in {_CALL_SECONDS:.0f} seconds") from exc

@@ -17,8 +17,15 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from rock.errors import CommandRefused, SandboxDied, SandboxFileError
+from rock.errors import (
+    CommandRefused,
+    SandboxBusy,
+    SandboxDied,
+    SandboxError,
+    SandboxFileError,
+)
 from rock.sandbox import frames
 from rock.sandbox.base import (
     DEFAULT_OUTPUT_LIMIT_BYTES,
@@ -31,10 +38,12 @@ from rock.sandbox.base import (
     Sandbox,
     SandboxSpec,
 )
+from rock.sandbox.box_state import BoxState
 from rock.sandbox.channel import Channel
 from rock.sandbox.ending import to_the_end
 from rock.sandbox.execution import Executed
 from rock.sandbox.frames import EndKind, ExecRequest, FrameType
+from rock.sandbox.state import Capability, ResetReceipt, ResetTier, Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +80,23 @@ def common_rlimits(limits: Limits) -> tuple[tuple[int, int], ...]:
     return tuple(pairs)
 
 
+@dataclass(frozen=True, slots=True)
+class Enforced:
+    """What a provider can and enforces for one spec, and what of the spec it does not."""
+
+    capabilities: frozenset[Capability] = frozenset()
+    missing: tuple[str, ...] = ()
+
+
+NOTHING_ENFORCED = Enforced()
+
+
+class Replacement(Protocol):
+    """Gives a box of that spec, from a pool or new."""
+
+    async def __call__(self, spec: SandboxSpec) -> tuple[ChannelSandbox, ResetTier]: ...
+
+
 class ChannelSandbox(Sandbox):
     """A running sandbox behind a channel. `remove` ends the box and frees what the provider made."""
 
@@ -80,24 +106,33 @@ class ChannelSandbox(Sandbox):
         spec: SandboxSpec,
         channel: Channel,
         *,
+        state: BoxState,
         remove: Callable[[], Awaitable[None]],
         rlimits: Sequence[tuple[int, int]] = (),
         identity: Identity | None = None,
         variables: Mapping[str, str] | None = None,
+        enforced: Enforced = NOTHING_ENFORCED,
+        replacement: Replacement | None = None,
     ) -> None:
         self.id = sandbox_id
         self.spec = spec
         self.channel = channel
         self.identity = identity if identity and spec.user is None else identity_of(spec)
         self._variables = dict(variables or {})
+        self.state = state
+        self.replacement = replacement
+        """Who makes a box to take this one's place, where it cannot be reset itself."""
         self._remove = remove
         self._rlimits = tuple(rlimits)
+        self._enforced = enforced
         self._stopping: asyncio.Task[None] | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
 
-    async def prepare(self) -> None:
-        """Check that the helper answers, and make the home and working directories."""
+    async def prepare(self, snapshot: Snapshot | None = None) -> None:
+        """Check that the helper answers, and make the home and working directories; or what was kept."""
         owner = os.fsencode(self.identity.user)
         await self.channel.ping()
+        await self.state.begin()
         await self.channel.make_directory(b"/tmp", mode=0o1777, owner=b"")
         mounted = {mount.target.rstrip("/") for mount in self.spec.mounts}
         for path in (self.identity.home, self.spec.workdir):
@@ -105,6 +140,7 @@ class ChannelSandbox(Sandbox):
                 continue  # a host directory keeps its owner and mode
             await self.channel.make_directory(self._path(path), mode=0o755, owner=owner)
         await self._name_agent()
+        await self.state.seal(snapshot)
 
     async def exec(
         self,
@@ -166,19 +202,89 @@ class ChannelSandbox(Sandbox):
         self._check_running()
         return await self.channel.listen(port)
 
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        in_place = {Capability.RESET_IN_PLACE, Capability.SNAPSHOT} if self.state.in_place else set()
+        return self._enforced.capabilities | in_place | {Capability.PAUSE}
+
+    @property
+    def not_enforced(self) -> tuple[str, ...]:
+        return self._enforced.missing
+
+    async def reset(self) -> ResetReceipt:
+        self._check_not_stopped()
+        try:
+            return await self.state.reset()
+        except SandboxBusy:
+            raise
+        except SandboxError as exc:
+            if self.replacement is None:
+                raise
+            return await self._be_replaced(self.replacement, exc.message)
+
+    async def snapshot(self) -> Snapshot:
+        self._check_not_stopped()
+        return await self.state.snapshot()
+
+    async def restore(self, snapshot: Snapshot) -> ResetReceipt:
+        self._check_not_stopped()
+        return await self.state.restore(snapshot)
+
+    async def pause(self) -> None:
+        self._check_not_stopped()
+        await self.state.pause()
+
+    async def resume(self) -> None:
+        self._check_not_stopped()
+        await self.state.resume()
+
     async def stop(self) -> None:
         if self._stopping is None:
-            self._stopping = asyncio.ensure_future(self._remove())
+            self._stopping = asyncio.ensure_future(self._end())
         await to_the_end(self._join(self._stopping))
 
     async def _join(self, stopping: asyncio.Future[None]) -> None:
         await stopping
+
+    async def _end(self) -> None:
+        if self._leaving:
+            await asyncio.wait(self._leaving)
+        await _removed(self._remove, self.state)
+
+    async def _be_replaced(self, replacement: Replacement, reason: str) -> ResetReceipt:
+        """Another box takes this one's place; this one is removed meanwhile."""
+        started = time.monotonic()
+        other, tier = await replacement(self.spec)
+        leaving = asyncio.ensure_future(_removed(self._remove, self.state))
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leave)
+        self.id, self.channel, self.state = other.id, other.channel, other.state
+        self._remove = other.hand_over()
+        seconds = time.monotonic() - started
+        return ResetReceipt(
+            tier=tier, seconds=seconds, ended=0, same_network=False, reason=reason
+        )
+
+    def _leave(self, task: asyncio.Task[None]) -> None:
+        self._leaving.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("a box that was replaced is left to the reaper: %s", error)
+
+    def hand_over(self) -> Callable[[], Awaitable[None]]:
+        """Give the box up to whoever calls; its own `stop` does nothing any more."""
+        remove, self._remove = self._remove, _nothing
+        self._stopping = asyncio.ensure_future(_nothing())
+        return remove
 
     @property
     def _owner(self) -> bytes:
         return os.fsencode(self.identity.user)
 
     def _check_running(self) -> None:
+        self._check_not_stopped()
+        self.state.check_idle()
+
+    def _check_not_stopped(self) -> None:
         if self._stopping is not None:
             raise SandboxDied(f"sandbox {self.id} was stopped")
 
@@ -226,6 +332,17 @@ class ChannelSandbox(Sandbox):
             )
         except SandboxFileError as exc:
             log.debug("sandbox %s: the agent user stays nameless: %s", self.id, exc)
+
+
+async def _removed(remove: Callable[[], Awaitable[None]], state: BoxState) -> None:
+    try:
+        await remove()
+    finally:
+        state.release()
+
+
+async def _nothing() -> None:
+    """What there is to remove of a box that was handed over."""
 
 
 def _encoded(field: str, value: str | bytes) -> bytes:

@@ -36,6 +36,7 @@ class FrameType(enum.IntEnum):
     LISTEN = ord("L")
     SWEEP = ord("Z")
     FREEZE = ord("H")
+    COUNT = ord("V")
     SWAP = ord("N")
     DROP = ord("Q")
     TREE = ord("T")

@@ -26,6 +26,7 @@ enum request_type {
     REQ_LISTEN = 'L',
     REQ_SWEEP = 'Z',  /* end every process */
     REQ_FREEZE = 'H', /* stop every process, or let them go on */
+    REQ_COUNT = 'V',  /* how many there are of commands */
     REQ_SWAP = 'N',   /* a new root directory above layers; layers.c has these five */
     REQ_DROP = 'Q',
     REQ_TREE = 'T',
@@ -125,6 +126,7 @@ int handle_get(int conn, const struct frame *frame);
 int handle_listen(int conn, const struct frame *frame);
 int handle_sweep(int conn, const struct frame *frame);
 int handle_freeze(int conn, const struct frame *frame);
+int handle_count(int conn, const struct frame *frame);
 int handle_swap(int conn, const struct frame *frame);
 int handle_drop(int conn, const struct frame *frame);
 int handle_tree(int conn, const struct frame *frame);

@@ -59,6 +59,7 @@ static int handle(int conn) {
     case REQ_LISTEN: return handle_listen(conn, &frame);
     case REQ_SWEEP: return handle_sweep(conn, &frame);
     case REQ_FREEZE: return handle_freeze(conn, &frame);
+    case REQ_COUNT: return handle_count(conn, &frame);
     case REQ_SWAP: return handle_swap(conn, &frame);
     case REQ_DROP: return handle_drop(conn, &frame);
     case REQ_TREE: return handle_tree(conn, &frame);

@@ -55,11 +55,11 @@ static int next_process(DIR *proc, struct seen *seen, int spare_handlers) {
     return 0;
 }
 
-static uint32_t count_processes(struct writer *names) {
+static uint32_t count_processes(struct writer *names, int spare_handlers) {
     struct seen seen;
     uint32_t count = 0;
     DIR *proc = opendir("/proc");
-    while (proc && next_process(proc, &seen, 0)) {
+    while (proc && next_process(proc, &seen, spare_handlers)) {
         char text[64];
         snprintf(text, sizeof text, "%d %s", seen.pid, seen.name);
         if (names && count < MAX_NAMED) put_text(names, text);
@@ -98,18 +98,18 @@ static void remove_shared(const char *table, int uid_column, char kind) {
 int handle_sweep(int conn, const struct frame *frame) {
     struct writer writer = {.size = 0}, names = {.size = 0};
     int64_t deadline = now_ns() + BOUND_NS;
-    uint32_t found = count_processes(NULL), left = found;
+    uint32_t found = count_processes(NULL, 1), left = count_processes(NULL, 0);
     (void)frame;
     if (!is_init) return reply_error(conn, STAGE_PROCESS, ENOTSUP, "not PID 1 of a sandbox") ? 1 : 0;
     while (left && now_ns() < deadline) {
         kill(-1, SIGKILL);
         nap_ns(100000);
-        left = count_processes(NULL);
+        left = count_processes(NULL, 0);
     }
     remove_shared("/proc/sysvipc/shm", 7, 'm');
     remove_shared("/proc/sysvipc/sem", 4, 's');
     remove_shared("/proc/sysvipc/msg", 7, 'q');
-    left = count_processes(&names);
+    left = count_processes(&names, 0);
     put_u32(&writer, found);
     put_u32(&writer, left < MAX_NAMED ? left : MAX_NAMED);
     if (writer.size + names.size > sizeof writer.bytes) return 1;
@@ -144,5 +144,12 @@ int handle_freeze(int conn, const struct frame *frame) {
         left = signal_all(number, stop);
     }
     put_u32(&writer, stop ? left : 0);
+    return send_frame(conn, REP_DONE, writer.bytes, writer.size, NO_FD) ? 1 : 0;
+}
+
+int handle_count(int conn, const struct frame *frame) {
+    struct writer writer = {.size = 0};
+    (void)frame;
+    put_u32(&writer, count_processes(NULL, 1));
     return send_frame(conn, REP_DONE, writer.bytes, writer.size, NO_FD) ? 1 : 0;
 }

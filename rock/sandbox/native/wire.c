@@ -14,6 +14,7 @@
  *     READ    text path             WRITE, MKDIR  text path | u32 mode | text owner
  *     PUT     text target | text owner             GET  text source         LISTEN  u32 port
  *     SWEEP  nothing; DONE u32 processes ended | texts left      FREEZE  u32 1 stop, 0 go on; DONE u32 not so
+ *     COUNT  nothing; DONE u32 processes
  *     SWAP   u32 new layer | u32 n, n u32 layers below; DONE texts already in it     DROP, TREE  u32 layer
  *     ADOPT  u32 layer; descriptor: its mount
  *     ATTACH text storage | texts below; descriptors: mount namespace, mountinfo; DONE as SWAP
