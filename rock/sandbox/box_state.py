@@ -7,18 +7,21 @@ time; while it goes on, and while the sandbox is paused, nothing else may be ask
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from rock.errors import NotSupported, SandboxBusy, SandboxError
+from rock.errors import NotSupported, SandboxBusy, SandboxDied, SandboxError
 from rock.sandbox import frames
 from rock.sandbox.channel import Channel
 from rock.sandbox.frames import FrameType
 from rock.sandbox.layering import Layers
 from rock.sandbox.state import Layer, ResetReceipt, ResetTier, Snapshot
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +59,16 @@ class BoxState:
 
     async def begin(self) -> None:
         """Before anything is written to a new sandbox."""
-        if self._layers is not None:
+        if self._layers is None:
+            return
+        try:
             self._top = await self._layers.begin()
+        except SandboxDied:
+            raise
+        except SandboxError as exc:
+            # Without layers the sandbox is as good as before, but for its state.
+            self._why_not, self._layers = exc.message, None
+            log.info("files cannot be put back in place: %s", exc.message)
 
     async def seal(self, snapshot: Snapshot | None = None) -> None:
         """What is in the sandbox now is what it was made of; or what `snapshot` has, on top of that."""
@@ -161,6 +172,7 @@ class BoxState:
         for layer in (old_top, *old_below):
             if layer is not None:
                 layer.release()
+        self._layers.expect(self._base)
         return found
 
     def _held(self) -> list[Layer]:

@@ -92,9 +92,10 @@ NOTHING_ENFORCED = Enforced()
 
 
 class Replacement(Protocol):
-    """Gives a box of that spec, from a pool or new."""
+    """Gives a box to take the place of a sandbox's own, from a pool or new; from then on it is that
+    sandbox's, and whoever keeps book of sandboxes knows it under the new box's id."""
 
-    async def __call__(self, spec: SandboxSpec) -> tuple[ChannelSandbox, ResetTier]: ...
+    async def __call__(self, sandbox: ChannelSandbox) -> tuple[ChannelSandbox, ResetTier]: ...
 
 
 class ChannelSandbox(Sandbox):
@@ -254,7 +255,7 @@ class ChannelSandbox(Sandbox):
     async def _be_replaced(self, replacement: Replacement, reason: str) -> ResetReceipt:
         """Another box takes this one's place; this one is removed meanwhile."""
         started = time.monotonic()
-        other, tier = await replacement(self.spec)
+        other, tier = await replacement(self)
         leaving = asyncio.ensure_future(_removed(self._remove, self.state))
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leave)

@@ -66,6 +66,16 @@ class Container:
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """Where the files of a running container are, if they are directories of the engine's machine."""
+
+    pid: int
+    driver: str
+    lower: tuple[str, ...]
+    """The layers of its image, the topmost first; none with another driver than `overlay2`."""
+
+
 class _Api(Protocol):
     """The part of docker-py's client that is used here; its own types leave answers unknown."""
 
@@ -195,6 +205,22 @@ class Engine:
             return bool(found["State"]["Running"])
 
         return await self._call(f"look at the container {name}", running)
+
+    async def storage(self, name: str) -> Storage:
+        """The process and layers of a running container. Raises `SandboxError` if there is none."""
+
+        def inspect(api: _Api) -> Storage:
+            found = api.inspect_container(name)
+            graph = cast(dict[str, Any], found.get("GraphDriver") or {})
+            driver = str(graph.get("Name") or "")
+            lower = str((graph.get("Data") or {}).get("LowerDir") or "")
+            return Storage(
+                pid=int(found["State"]["Pid"]),
+                driver=driver,
+                lower=tuple(lower.split(":")) if driver == "overlay2" and lower else (),
+            )
+
+        return await self._call(f"look at the container {name}", inspect)
 
     async def containers(self, label: str) -> list[Container]:
         """Every container, running or not, that has a label of that name (or `name=value`)."""

@@ -41,6 +41,7 @@ class FrameType(enum.IntEnum):
     DROP = ord("Q")
     TREE = ord("T")
     ADOPT = ord("A")
+    PREPARE = ord("Y")
     ATTACH = ord("J")
 
     DIR = ord("d")

@@ -36,9 +36,16 @@ class Layers(ABC):
         present root is then still in its place.
         """
 
+    def expect(self, below: Sequence[Layer]) -> None:
+        """The next swap is likely to be above `below`: make ready, off the caller's path."""
+
     @abstractmethod
     async def keep(self, layer: Layer) -> None:
         """See that `layer` outlives the sandbox, for as long as somebody holds it."""
+
+    @abstractmethod
+    async def end(self) -> None:
+        """The sandbox has ended, or is about to: ask nothing more of it. Safe to call twice."""
 
 
 class LocalLayer(Held):
@@ -91,7 +98,6 @@ class LocalLayers(Layers):
             layer.tree = await self._tree(layer.number)
 
     async def end(self) -> None:
-        """The sandbox has ended: nothing is left to free, nor anybody to ask."""
         self._ended = True
         for task in self._dropping:
             task.cancel()

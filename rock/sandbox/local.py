@@ -24,7 +24,7 @@ from pathlib import Path
 from rock import process
 from rock.errors import ConfigError, ProviderUnavailable, SandboxError
 from rock.sandbox import box_spec
-from rock.sandbox.base import Availability, Provider, Sandbox, SandboxSpec
+from rock.sandbox.base import Availability, Provider, SandboxSpec
 from rock.sandbox.box_spec import Ids
 from rock.sandbox.box_state import BoxState
 from rock.sandbox.channel import Channel, connect_by_control
@@ -82,7 +82,7 @@ class LocalProvider(Provider):
             available=True, detail="user namespaces, overlays and private networks work"
         )
 
-    async def create(self, spec: SandboxSpec, *, snapshot: Snapshot | None = None) -> Sandbox:
+    async def create(self, spec: SandboxSpec, *, snapshot: Snapshot | None = None) -> ChannelSandbox:
         """A running sandbox.
 
         Raises `ConfigError` (a field that may not be so), `BadUser` (a user that this provider cannot
@@ -126,9 +126,9 @@ class LocalProvider(Provider):
     async def _close(self) -> None:
         await asyncio.gather(*(sandbox.stop() for sandbox in list(self._sandboxes.values())))
 
-    async def _replace(self, spec: SandboxSpec) -> tuple[ChannelSandbox, ResetTier]:
-        made = await self.create(spec)
-        assert isinstance(made, ChannelSandbox)
+    async def _replace(self, sandbox: ChannelSandbox) -> tuple[ChannelSandbox, ResetTier]:
+        made = await self.create(sandbox.spec)
+        self._sandboxes[made.id] = sandbox
         return made, ResetTier.REBUILD
 
     async def _discard(self, sandbox_id: str, box: _Box, layers: LocalLayers) -> None:

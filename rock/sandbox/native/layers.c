@@ -9,8 +9,9 @@
  * sandbox was made of and always below. TREE passes one out, a mount that lives as long as somebody holds
  * it, and ADOPT takes one in from another sandbox.
  *
- * ATTACH is the same for a container: started on the host, by root, this program makes the overlay of
- * host directories there and enters the container's mount namespace only to put it in place.
+ * PREPARE and ATTACH are the same for a container: started on the host, by root, this program makes the
+ * overlay of host directories there, ahead of time, and enters the container's mount namespace only to
+ * put it in place.
  */
 #define _GNU_SOURCE
 #include "rock_init.h"
@@ -190,33 +191,39 @@ int handle_adopt(int conn, const struct frame *frame) {
     return send_frame(conn, REP_DONE, NULL, 0, NO_FD) ? 1 : 0;
 }
 
-/* text storage directory | u32 n, n texts: directories below, the topmost first;
- * descriptors: the mount namespace, its mountinfo */
-int handle_attach(int conn, const struct frame *frame) {
+/* text storage directory | u32 n, n texts: directories below, the topmost first; answered with a
+ * descriptor of the overlay, mounted nowhere yet */
+int handle_prepare(int conn, const struct frame *frame) {
     struct reader reader = reader_of(frame);
+    struct writer writer = {.size = 0};
     struct overlay overlay = {.options = "volatile,index=off"};
     char *storage = get_text(&reader), **lowers = get_texts(&reader, &overlay.lower_count);
     errno = EINVAL;
-    if (reader.bad || frame->fd_count != 2 || !overlay.lower_count ||
-        overlay.lower_count > MAX_LAYERS)
-        return fail(conn, "attach");
+    if (reader.bad || !overlay.lower_count || overlay.lower_count > MAX_LAYERS)
+        return fail(conn, "prepare");
+    /* In a mount namespace of this process alone: nobody else on the host sees the mount. */
+    if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL))
+        return fail(conn, "mount namespace");
+    overlay.storage = open(storage, O_PATH | O_DIRECTORY | O_CLOEXEC);
     for (uint32_t i = 0; i < overlay.lower_count; i++) {
         overlay.lowers[i] = open(lowers[i], O_PATH | O_DIRECTORY | O_CLOEXEC);
         if (overlay.lowers[i] < 0) return fail(conn, "layer below");
     }
-    overlay.storage = open(storage, O_PATH | O_DIRECTORY | O_CLOEXEC);
-    /* In a mount namespace of this process alone: nobody else on the host sees the mount. */
-    if (overlay.storage < 0 || unshare(CLONE_NEWNS) ||
-        mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL))
-        return fail(conn, "mount namespace");
-    if (fchdir(overlay.storage) || mkdir("m", 0700)) return fail(conn, "storage");
+    if (overlay.storage < 0 || fchdir(overlay.storage) || mkdir("m", 0700))
+        return fail(conn, "storage");
     if (mount_overlay(&overlay, "m")) return fail(conn, "overlay");
     int root = (int)syscall(CALL_OPEN_TREE, AT_FDCWD, "m", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
     if (root < 0) return fail(conn, "new root");
-    umount2("m", MNT_DETACH);
-    rmdir("m");
-    if (setns(frame->fds[0], CLONE_NEWNS)) return fail(conn, "enter the container");
-    const char *failed = replace_root(root, frame->fds[1]);
+    put_u64(&writer, 0);
+    return send_frame(conn, REP_FD, writer.bytes, writer.size, root) ? 1 : 0;
+}
+
+/* descriptors: what PREPARE has given, a mount namespace, the mountinfo of a process in it */
+int handle_attach(int conn, const struct frame *frame) {
+    errno = EINVAL;
+    if (frame->fd_count != 3) return fail(conn, "attach");
+    if (setns(frame->fds[1], CLONE_NEWNS)) return fail(conn, "enter the container");
+    const char *failed = replace_root(frame->fds[0], frame->fds[2]);
     if (failed) return fail(conn, failed);
-    return reply_swapped(conn, overlay.storage);
+    return send_frame(conn, REP_DONE, NULL, 0, NO_FD) ? 1 : 0;
 }

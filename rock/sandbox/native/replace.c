@@ -134,8 +134,10 @@ const char *replace_root(int root, int mountinfo) {
     size_t count = text ? parse_table(text, entries) : 0;
     for (size_t i = 0; i < count; i++)
         if (!strcmp(entries[i].path, "/")) present = entries[i].id;
+    /* Kept until this process ends, after its answer: freeing a root that was written to takes time. */
+    int old = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
     errno = EINVAL;
-    if (!present || count == MAX_MOUNTS) return "mount table";
+    if (old < 0 || !present || count == MAX_MOUNTS) return "mount table";
     if (syscall(CALL_MOVE_MOUNT, root, "", AT_FDCWD, "/", MOVE_FROM_EMPTY_PATH)) return "new root";
     if (fchdir(root)) return "new root";
     const char *failed = fill(root, entries, count, present);

@@ -27,10 +27,11 @@ enum request_type {
     REQ_SWEEP = 'Z',  /* end every process */
     REQ_FREEZE = 'H', /* stop every process, or let them go on */
     REQ_COUNT = 'V',  /* how many there are of commands */
-    REQ_SWAP = 'N',   /* a new root directory above layers; layers.c has these five */
+    REQ_SWAP = 'N',   /* a new root directory above layers; layers.c has these six */
     REQ_DROP = 'Q',
     REQ_TREE = 'T',
     REQ_ADOPT = 'A',
+    REQ_PREPARE = 'Y',
     REQ_ATTACH = 'J',
 };
 
@@ -131,6 +132,7 @@ int handle_swap(int conn, const struct frame *frame);
 int handle_drop(int conn, const struct frame *frame);
 int handle_tree(int conn, const struct frame *frame);
 int handle_adopt(int conn, const struct frame *frame);
+int handle_prepare(int conn, const struct frame *frame);
 int handle_attach(int conn, const struct frame *frame);
 
 /* files.c, for tree.c too. */

@@ -64,6 +64,7 @@ static int handle(int conn) {
     case REQ_DROP: return handle_drop(conn, &frame);
     case REQ_TREE: return handle_tree(conn, &frame);
     case REQ_ADOPT: return handle_adopt(conn, &frame);
+    case REQ_PREPARE: return handle_prepare(conn, &frame);
     case REQ_ATTACH: return handle_attach(conn, &frame);
     default: return reply_error(conn, STAGE_REQUEST, ENOSYS, "unknown request type") ? 1 : 0;
     }

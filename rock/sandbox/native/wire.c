@@ -17,7 +17,7 @@
  *     COUNT  nothing; DONE u32 processes
  *     SWAP   u32 new layer | u32 n, n u32 layers below; DONE texts already in it     DROP, TREE  u32 layer
  *     ADOPT  u32 layer; descriptor: its mount
- *     ATTACH text storage | texts below; descriptors: mount namespace, mountinfo; DONE as SWAP
+ *     PREPARE  text storage | texts below; FD a root      ATTACH  descriptors: root, mount namespace, mountinfo
  *     DIR, FILE  text path | u32 mode   LINK  text path | text destination   DATA  bytes to the end
  *     PONG    u32 protocol version | u32 pid
  *     RESULT  u8 end kind | u32 value | u64 duration ns | u32 OOM kills (all ones: unknown) |
