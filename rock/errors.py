@@ -30,6 +30,7 @@ failed" are *results*, not errors; an error means that rock, its input or its su
     │   ├── SandboxDied             the box is gone or its helper stopped answering
     │   ├── SandboxBusy             it is paused, changing its state, or running what must not run
     │   ├── NotSupported            this provider, or this machine, cannot do that
+    │   ├── ShellEnded              a kept shell that a script has ended; open a new one
     │   ├── CommandNotFound         the program to run does not exist in the sandbox
     │   ├── CommandRefused          the program cannot be started: permission, format, size, limits
     │   ├── BadWorkdir              the working directory does not exist in the sandbox
@@ -215,6 +216,18 @@ class SandboxDied(SandboxError):
     """The sandbox is gone."""
 
     code = "sandbox_died"
+
+    def __init__(self, message: str | None = None, *, cause: str = "unknown") -> None:
+        super().__init__(message)
+        self.cause = cause
+        """One of `rock.sandbox.command.DeathCause`."""
+
+
+class ShellEnded(SandboxError):
+    """The shell has ended."""
+
+    status = 409
+    code = "shell_ended"
 
 
 class CapacityExceeded(SandboxError):

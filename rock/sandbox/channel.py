@@ -26,7 +26,7 @@ from rock.errors import (
     SandboxFileError,
 )
 from rock.sandbox import frames, transfer
-from rock.sandbox.execution import Executed, execute
+from rock.sandbox.execution import Executed, Execution, Sink
 from rock.sandbox.frames import ExecRequest, Frame, FrameType, Refusal, Stage
 
 KILL_GRACE_SECONDS = 15.0
@@ -109,11 +109,27 @@ def refused(refusal: Refusal, what: str) -> SandboxError:
             return SandboxError(f"{what}: {refusal.text} ({reason})")
 
 
+def _program(request: ExecRequest) -> str:
+    return os.fsdecode(request.argv[0]) if request.argv else "(empty command)"
+
+
+def _refused_command(request: ExecRequest, body: bytes) -> SandboxError:
+    refusal = frames.parse_refusal(body)
+    what = _program(request)
+    if refusal.stage is Stage.CWD:
+        what = f"working directory {os.fsdecode(request.cwd)}"
+    if refusal.stage is Stage.USER:
+        what = f"user {os.fsdecode(request.user)}"
+    return refused(refusal, what)
+
+
 class Channel:
     """Requests to one helper. Safe to use from many tasks of one event loop."""
 
-    def __init__(self, connect: Connector) -> None:
+    def __init__(self, connect: Connector, *, silence_seconds: float = KILL_GRACE_SECONDS) -> None:
         self._connector = connect
+        self.silence_seconds = silence_seconds
+        """How long after a command's own time its end may still come."""
 
     async def ping(self) -> int:
         """The helper's protocol version. Raises `SandboxDied` also for one that we do not speak."""
@@ -124,33 +140,83 @@ class Channel:
         return version
 
     async def exec(
-        self, request: ExecRequest, *, stdin: bytes, output_limit_bytes: int
+        self,
+        request: ExecRequest,
+        *,
+        stdin: bytes = b"",
+        kept_bytes: int,
+        kill_over_bytes: int | None = None,
     ) -> Executed:
         """Run one command to its end. Raises what `Sandbox.exec` does, except for its results."""
-        what = os.fsdecode(request.argv[0]) if request.argv else "(empty command)"
+        execution = await self._begin(
+            request, kept_bytes=kept_bytes, kill_over_bytes=kill_over_bytes, stdin=stdin
+        )
+        try:
+            executed = await execution.finish(request.timeout_ms / 1000 + self.silence_seconds)
+        finally:
+            execution.close()
+        if executed.reply is not None and executed.reply.type is FrameType.ERROR:
+            raise _refused_command(request, executed.reply.body)
+        return executed
+
+    async def start(
+        self,
+        request: ExecRequest,
+        *,
+        kept_bytes: int,
+        kill_over_bytes: int | None = None,
+        stdin: bytes | None = b"",
+        status: Sink | None = None,
+        held: bool = False,
+    ) -> tuple[Execution, int]:
+        """A command that runs, and its pid in the sandbox; the request must have `ANNOUNCE`."""
+        execution = await self._begin(
+            request,
+            kept_bytes=kept_bytes,
+            kill_over_bytes=kill_over_bytes,
+            stdin=stdin,
+            status=status,
+            held=held,
+        )
+        try:
+            frame = await execution.started(_CALL_SECONDS)
+            if frame is not None and frame.type is FrameType.ERROR:
+                raise _refused_command(request, frame.body)
+            if frame is None or frame.type is not FrameType.STARTED:
+                raise SandboxDied(f"{_program(request)}: the sandbox went before it ran")
+            return execution, frames.take_u32(frame.body, 0)[0]
+        except BaseException:  # whatever it was, also a cancellation, nothing may be left
+            execution.close()
+            raise
+
+    async def _begin(
+        self,
+        request: ExecRequest,
+        *,
+        kept_bytes: int,
+        kill_over_bytes: int | None,
+        stdin: bytes | None = b"",
+        status: Sink | None = None,
+        held: bool = False,
+    ) -> Execution:
         try:
             encoded = frames.encode(FrameType.EXEC, request.encode())
         except ValueError as exc:
-            raise CommandRefused(f"{what}: {exc}") from exc
-        conn = await self._connect()
+            raise CommandRefused(f"{_program(request)}: {exc}") from exc
+        execution = Execution(
+            await self._connect(),
+            kept_bytes=kept_bytes,
+            kill_over_bytes=kill_over_bytes,
+            stdin=stdin,
+            status=status,
+            held=held,
+        )
         try:
-            executed = await execute(
-                conn,
-                encoded,
-                stdin=stdin,
-                output_limit_bytes=output_limit_bytes,
-                bound_seconds=request.timeout_ms / 1000 + KILL_GRACE_SECONDS,
-            )
-        finally:
-            conn.close()
-        if executed.reply is not None and executed.reply.type is FrameType.ERROR:
-            refusal = frames.parse_refusal(executed.reply.body)
-            if refusal.stage is Stage.CWD:
-                what = f"working directory {os.fsdecode(request.cwd)}"
-            if refusal.stage is Stage.USER:
-                what = f"user {os.fsdecode(request.user)}"
-            raise refused(refusal, what)
-        return executed
+            await execution.start(encoded)
+        except BaseException:  # a cancellation: the helper ends what it has been told of
+            execution.close()
+            raise
+        return execution
 
     async def read_file(self, path: bytes, *, max_bytes: int) -> bytes:
         what = f"read {os.fsdecode(path)}"

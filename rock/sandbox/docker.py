@@ -24,9 +24,10 @@ from typing import Any
 
 from rock.errors import ProviderUnavailable, SandboxDied, SandboxError
 from rock.sandbox import host_layers, hostroot, rundir
+from rock.sandbox.autopsy import diagnose
 from rock.sandbox.base import Availability, Provider, SandboxSpec
 from rock.sandbox.box_state import BoxState
-from rock.sandbox.channel import Channel, connect_to_path
+from rock.sandbox.channel import KILL_GRACE_SECONDS, Channel, connect_to_path
 from rock.sandbox.channel_sandbox import AGENT_HOME, ChannelSandbox, Identity
 from rock.sandbox.container import SOCKET_NAME, container_config
 from rock.sandbox.ending import to_the_end
@@ -37,6 +38,7 @@ from rock.sandbox.mount_rules import check_spec
 from rock.sandbox.owner import EXPIRES, RUN, Owner, wall_seconds
 from rock.sandbox.reaper import reap
 from rock.sandbox.state import ResetTier, Snapshot
+from rock.sandbox.stateful import Box, StatefulSandbox
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +73,7 @@ class DockerProvider(Provider):
         pull: bool = False,
         pull_timeout_seconds: float = 900.0,
         start_timeout_seconds: float = 30.0,
+        silence_seconds: float = KILL_GRACE_SECONDS,
         now: Callable[[], float] = wall_seconds,
     ) -> None:
         self.engine = Engine(host)
@@ -79,9 +82,10 @@ class DockerProvider(Provider):
         self._pull = pull
         self._pull_timeout_seconds = pull_timeout_seconds
         self._start_timeout_seconds = start_timeout_seconds
+        self._silence_seconds = silence_seconds
         self._now = now
         self._owner = Owner.current()
-        self._sandboxes: dict[str, ChannelSandbox] = {}
+        self._sandboxes: dict[str, StatefulSandbox] = {}
         self._host_image: Image | None = None
         self._making_host_image = asyncio.Lock()
         self._keeper = Keeper(self.base)
@@ -120,7 +124,9 @@ class DockerProvider(Provider):
         for name in removed.containers:
             log.info("removed %s, whose harness is gone", name)
 
-    async def create(self, spec: SandboxSpec, *, snapshot: Snapshot | None = None) -> ChannelSandbox:
+    async def create(
+        self, spec: SandboxSpec, *, snapshot: Snapshot | None = None
+    ) -> ChannelSandbox:
         """A running container with its helper answering.
 
         Raises `ConfigError` (a field that may not be so), `ProviderUnavailable` (no engine, no such
@@ -144,12 +150,18 @@ class DockerProvider(Provider):
             image = await self._start(image, spec, f"rock-{sandbox_id}", config)
             channel = await self._reach(sandbox_id, folder / "run" / SOCKET_NAME)
             layers = await self._layers(sandbox_id)
-            sandbox = ChannelSandbox(
-                sandbox_id,
-                spec,
-                channel,
+            box = Box(
+                id=sandbox_id,
+                channel=channel,
                 state=BoxState(channel, _made_of(spec, image), layers, why_not=self._no_layers),
                 remove=functools.partial(self._discard, sandbox_id, layers),
+                diagnose=functools.partial(
+                    diagnose, self.engine, f"rock-{sandbox_id}", spec, self._now(), self._now
+                ),
+            )
+            sandbox = ChannelSandbox(
+                box,
+                spec,
                 identity=_identity(image),
                 variables=image.env,
                 replacement=self._replace,
@@ -167,12 +179,14 @@ class DockerProvider(Provider):
         if self._no_layers:
             return None
         found = await self.engine.storage(f"rock-{sandbox_id}")
-        if not found.lower or not all(Path(path).is_dir() for path in found.lower):
-            self._no_layers = f"the engine's images ({found.driver}) are no directories seen from here"
+        if not found.lower or not host_layers.all_here(found.lower):
+            self._no_layers = (
+                f"the engine's images ({found.driver}) are no directories seen from here"
+            )
             return None
         return HostLayers(self._keeper, ContainerRoot(pid=found.pid, lower=found.lower))
 
-    async def _replace(self, sandbox: ChannelSandbox) -> tuple[ChannelSandbox, ResetTier]:
+    async def _replace(self, sandbox: StatefulSandbox) -> tuple[StatefulSandbox, ResetTier]:
         made = await self.create(sandbox.spec)
         self._sandboxes[made.id] = sandbox
         return made, ResetTier.REBUILD
@@ -233,7 +247,7 @@ class DockerProvider(Provider):
         """The channel to a helper that has just been started, once it answers."""
         container = f"rock-{sandbox_id}"
         deadline = time.monotonic() + self._start_timeout_seconds
-        channel = Channel(connect_to_path(path))
+        channel = Channel(connect_to_path(path), silence_seconds=self._silence_seconds)
         while True:
             try:
                 await channel.ping()

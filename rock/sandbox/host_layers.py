@@ -57,6 +57,11 @@ def why_impossible() -> str:
     return ""
 
 
+def all_here(directories: Sequence[str]) -> bool:
+    """Whether this process sees all of them."""
+    return all(Path(path).is_dir() for path in directories)
+
+
 class HostLayer(Held):
     """A directory of the host with what was written (`u`)."""
 
@@ -64,6 +69,10 @@ class HostLayer(Held):
         super().__init__(self._drop)
         self._keeper = keeper
         self.folder = folder
+
+    def names(self) -> tuple[str, ...]:
+        """What is at the top of it; a removed entry of a lower layer counts too."""
+        return tuple(sorted(path.name for path in (self.folder / "u").iterdir()))
 
     def _drop(self) -> None:
         self._keeper.trash(self.folder)
@@ -195,7 +204,7 @@ class HostLayers(Layers):
     async def swap(self, below: Sequence[Layer]) -> tuple[Layer, tuple[str, ...]]:
         prepared = await self._prepared(tuple(below))
         try:
-            found = tuple(sorted(os.listdir(prepared.layer.folder / "u")))
+            found = prepared.layer.names()
             await self._attach(prepared.root)
         except BaseException:
             prepared.discard()

@@ -36,7 +36,7 @@ class Layers(ABC):
         present root is then still in its place.
         """
 
-    def expect(self, below: Sequence[Layer]) -> None:
+    def expect(self, below: Sequence[Layer]) -> None:  # noqa: B027 (making ready is optional)
         """The next swap is likely to be above `below`: make ready, off the caller's path."""
 
     @abstractmethod

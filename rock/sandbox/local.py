@@ -17,7 +17,9 @@ import os
 import random
 import resource
 import secrets
+import signal
 import socket
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,14 +31,19 @@ from rock.sandbox.box_spec import Ids
 from rock.sandbox.box_state import BoxState
 from rock.sandbox.channel import Channel, connect_by_control
 from rock.sandbox.channel_sandbox import ChannelSandbox, common_rlimits
+from rock.sandbox.command import Death, DeathCause
 from rock.sandbox.ending import to_the_end
 from rock.sandbox.helper import helper_path
 from rock.sandbox.layering import LocalLayers
 from rock.sandbox.mount_rules import check_spec
 from rock.sandbox.state import ResetTier, Snapshot
+from rock.sandbox.stateful import Box, StatefulSandbox
 
 _START_SECONDS = 30.0
 _STOP_SECONDS = 15.0
+_DIAGNOSE_SECONDS = 2.0
+_KILLED = 128 + signal.SIGKILL
+"""How the process outside tells of a PID 1 that was killed."""
 _SWITCHES = (
     ("/proc/sys/user/max_user_namespaces", "0", "sysctl -w user.max_user_namespaces=15000"),
     (
@@ -62,7 +69,7 @@ class LocalProvider(Provider):
     name = "local"
 
     def __init__(self) -> None:
-        self._sandboxes: dict[str, ChannelSandbox] = {}
+        self._sandboxes: dict[str, StatefulSandbox] = {}
         self._closed = False
         self._slots = random.Random(secrets.randbits(64))
         self._ids_of: dict[str, Ids] = {}
@@ -82,7 +89,9 @@ class LocalProvider(Provider):
             available=True, detail="user namespaces, overlays and private networks work"
         )
 
-    async def create(self, spec: SandboxSpec, *, snapshot: Snapshot | None = None) -> ChannelSandbox:
+    async def create(
+        self, spec: SandboxSpec, *, snapshot: Snapshot | None = None
+    ) -> ChannelSandbox:
         """A running sandbox.
 
         Raises `ConfigError` (a field that may not be so), `BadUser` (a user that this provider cannot
@@ -102,15 +111,14 @@ class LocalProvider(Provider):
             layers = LocalLayers(channel)
             made_of = _made_of(spec, ids)
             self._ids_of[made_of] = ids
-            sandbox = ChannelSandbox(
-                sandbox_id,
-                spec,
-                channel,
+            made = Box(
+                id=sandbox_id,
+                channel=channel,
                 state=BoxState(channel, made_of, layers),
                 remove=functools.partial(self._discard, sandbox_id, box, layers),
-                rlimits=_rlimits(spec),
-                replacement=self._replace,
+                diagnose=functools.partial(box.diagnose, spec.lifetime_seconds),
             )
+            sandbox = ChannelSandbox(made, spec, rlimits=_rlimits(spec), replacement=self._replace)
             await sandbox.prepare(snapshot)
             self._check_open()
         except BaseException:  # whatever it was, also a cancellation, nothing may be left
@@ -126,7 +134,7 @@ class LocalProvider(Provider):
     async def _close(self) -> None:
         await asyncio.gather(*(sandbox.stop() for sandbox in list(self._sandboxes.values())))
 
-    async def _replace(self, sandbox: ChannelSandbox) -> tuple[ChannelSandbox, ResetTier]:
+    async def _replace(self, sandbox: StatefulSandbox) -> tuple[StatefulSandbox, ResetTier]:
         made = await self.create(sandbox.spec)
         self._sandboxes[made.id] = sandbox
         return made, ResetTier.REBUILD
@@ -156,6 +164,7 @@ class _Box:
             socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
         )
         self._process: process.Process | None = None
+        self._began = time.monotonic()
 
     async def start(self, spec: bytes) -> None:
         """Raises `ProviderUnavailable` with the step that the kernel refused."""
@@ -184,6 +193,21 @@ class _Box:
         if answer != b"ok":
             reason = answer.decode(errors="replace") or "the helper ended without an answer"
             raise ProviderUnavailable(f"the kernel does not make a local sandbox: {reason}")
+
+    async def diagnose(self, lifetime_seconds: float) -> Death:
+        """Why the sandbox does not answer. Waits a moment for a process that is just ending."""
+        if self._process is None:
+            return Death(DeathCause.UNKNOWN, "it did not start")
+        try:
+            async with asyncio.timeout(_DIAGNOSE_SECONDS):
+                code = await self._process.wait()
+        except TimeoutError:
+            return Death(DeathCause.UNKNOWN, "its first process runs, but does not answer")
+        if time.monotonic() - self._began >= lifetime_seconds:
+            return Death(DeathCause.LIFETIME, f"its lifetime of {lifetime_seconds:g} s is over")
+        if code == _KILLED or code == -signal.SIGKILL:
+            return Death(DeathCause.KILLED, "its first process was killed from outside")
+        return Death(DeathCause.GONE, f"its first process has ended with code {code}")
 
     async def stop(self) -> None:
         """The end of the control socket is the sandbox's end; the process outlives the last of it."""
