@@ -12,7 +12,7 @@ import asyncio
 import errno
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -105,7 +105,7 @@ def refused(refusal: Refusal, what: str) -> SandboxError:
             return CommandRefused(f"{what}: {refusal.text} ({reason})")
         case Stage.FILE:
             return SandboxFileError(f"{what}: {reason}")
-        case Stage.REQUEST | Stage.LISTEN:
+        case Stage.REQUEST | Stage.LISTEN | Stage.LAYER:
             return SandboxError(f"{what}: {refusal.text} ({reason})")
 
 
@@ -126,16 +126,14 @@ def _refused_command(request: ExecRequest, body: bytes) -> SandboxError:
 class Channel:
     """Requests to one helper. Safe to use from many tasks of one event loop."""
 
-    def __init__(
-        self, connect: Connector, *, silence_seconds: float = KILL_GRACE_SECONDS
-    ) -> None:
+    def __init__(self, connect: Connector, *, silence_seconds: float = KILL_GRACE_SECONDS) -> None:
         self._connector = connect
         self.silence_seconds = silence_seconds
         """How long after a command's own time its end may still come."""
 
     async def ping(self) -> int:
         """The helper's protocol version. Raises `SandboxDied` also for one that we do not speak."""
-        frame, _ = await self._call(FrameType.PING, b"", "ping")
+        frame, _ = await self.call(FrameType.PING, b"", "ping")
         version, _ = frames.take_u32(frame.body, 0)
         if version != frames.PROTOCOL_VERSION:
             raise SandboxDied(f"the helper speaks version {version}, not {frames.PROTOCOL_VERSION}")
@@ -222,7 +220,7 @@ class Channel:
 
     async def read_file(self, path: bytes, *, max_bytes: int) -> bytes:
         what = f"read {os.fsdecode(path)}"
-        fd = await self._open(FrameType.READ, frames.text(path), what)
+        fd = await self.open(FrameType.READ, frames.text(path), what)
         try:
             size = os.fstat(fd).st_size
             if size > max_bytes:
@@ -255,7 +253,7 @@ class Channel:
     async def make_directory(self, path: bytes, *, mode: int, owner: bytes) -> None:
         """Make a directory and its parents; it gets this mode and owner even if it was there."""
         body = frames.text(path) + frames.u32(mode) + frames.text(owner)
-        await self._call(FrameType.MKDIR, body, f"make directory {os.fsdecode(path)}")
+        await self.call(FrameType.MKDIR, body, f"make directory {os.fsdecode(path)}")
 
     async def upload(self, source: Path, target: bytes, *, owner: bytes) -> None:
         def refuse(body: bytes) -> SandboxError:
@@ -277,7 +275,7 @@ class Channel:
 
     async def listen(self, port: int) -> socket.socket:
         """A listening socket on 127.0.0.1 of the sandbox; non-blocking, owned by the caller."""
-        fd = await self._open(FrameType.LISTEN, frames.u32(port), f"listen on port {port}")
+        fd = await self.open(FrameType.LISTEN, frames.u32(port), f"listen on port {port}")
         listener = socket.socket(fileno=fd)
         listener.setblocking(False)
         return listener
@@ -295,25 +293,38 @@ class Channel:
         except OSError as exc:
             raise SandboxDied(f"the sandbox is gone: {exc.strerror}") from exc
 
-    async def _open(self, kind: FrameType, body: bytes, what: str) -> int:
-        _, fd = await self._call(kind, body, what)
+    async def open(self, kind: FrameType, body: bytes, what: str) -> int:
+        """The descriptor that answers a request, owned by the caller."""
+        _, fd = await self.call(kind, body, what)
         if fd < 0:
             raise SandboxDied(f"{what}: the helper sent no descriptor")
         return fd
 
-    async def _call(self, kind: FrameType, body: bytes, what: str) -> tuple[Frame, int]:
+    async def call(
+        self, kind: FrameType, body: bytes, what: str, *, descriptors: Sequence[int] = ()
+    ) -> tuple[Frame, int]:
+        """One request on a connection of its own; the reply and its descriptor (-1: none).
+
+        Raises `SandboxDied`, and the error of what the helper refuses, which is told as `what`.
+        """
         conn = await self._connect()
         try:
-            return await self._ask(conn, frames.encode(kind, body), what)
+            return await self._ask(conn, frames.encode(kind, body), what, descriptors)
         finally:
             conn.close()
 
-    async def _ask(self, conn: socket.socket, request: bytes, what: str) -> tuple[Frame, int]:
+    async def _ask(
+        self, conn: socket.socket, request: bytes, what: str, descriptors: Sequence[int] = ()
+    ) -> tuple[Frame, int]:
         """One request, one reply and its descriptor (-1: none). Raises what the reply refuses."""
         fd = -1
         try:
             async with asyncio.timeout(_CALL_SECONDS):
-                await asyncio.get_running_loop().sock_sendall(conn, request)
+                # The first bytes of a new connection never block; descriptors travel with them.
+                done = socket.send_fds(conn, [request], descriptors) if descriptors else 0
+                if done < len(request):
+                    rest = memoryview(request)[done:]
+                    await asyncio.get_running_loop().sock_sendall(conn, rest)
                 frame, fd = await _receive(conn)
         except TimeoutError as exc:
             raise SandboxDied(f"{what}: no answer in {_CALL_SECONDS:.0f} seconds") from exc

@@ -37,6 +37,15 @@ class FrameType(enum.IntEnum):
     PUT = ord("U")
     GET = ord("G")
     LISTEN = ord("L")
+    SWEEP = ord("Z")
+    FREEZE = ord("H")
+    COUNT = ord("V")
+    SWAP = ord("N")
+    DROP = ord("Q")
+    TREE = ord("T")
+    ADOPT = ord("A")
+    PREPARE = ord("Y")
+    ATTACH = ord("J")
 
     DIR = ord("d")
     FILE = ord("f")
@@ -80,6 +89,7 @@ class Stage(enum.IntEnum):
     PROCESS = 5
     FILE = 6
     LISTEN = 7
+    LAYER = 8
 
 
 class ProtocolError(ValueError):
@@ -220,6 +230,16 @@ def take_text(body: bytes, offset: int) -> tuple[bytes, int]:
     if b"\0" in value:
         raise ProtocolError("a text with a NUL byte")
     return value, end + size
+
+
+def take_texts(body: bytes, offset: int) -> tuple[list[bytes], int]:
+    """The counted texts at `offset` and where they end."""
+    count, offset = take_u32(body, offset)
+    found: list[bytes] = []
+    for _ in range(count):
+        value, offset = take_text(body, offset)
+        found.append(value)
+    return found, offset
 
 
 def take_u32(body: bytes, offset: int) -> tuple[int, int]:
