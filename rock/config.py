@@ -21,6 +21,10 @@ Model = TypeVar("Model", bound=BaseModel)
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
+TAG = "\0"
+"""Begins the tag of a tagged union; such a part of a path is no field and is not shown."""
+
+
 class Strict(BaseModel):
     """Base of every model for data that a person writes: unknown fields are errors, values frozen."""
 
@@ -71,10 +75,14 @@ def validated(model: type[Model], data: Any, *, source: str) -> Model:
     except ValidationError as exc:
         lines: list[str] = []
         for error in exc.errors(include_url=False):
-            field = ".".join(str(part) for part in error["loc"]) or "(top level)"
+            field = _field(error["loc"]) or "(top level)"
             given = error["input"]
             lines.append(f"{source}: {field}: {error['msg']} (given: {kind_of(given)})")
         raise ConfigError("\n".join(lines)) from exc
+
+
+def _field(location: tuple[int | str, ...]) -> str:
+    return ".".join(str(part) for part in location if not str(part).startswith(TAG))
 
 
 def kind_of(value: Any) -> str:

@@ -29,7 +29,9 @@ from rock.errors import (
     SandboxError,
     SandboxFileError,
     SessionClosed,
+    TaskError,
     UnsafeArchive,
+    UpstreamError,
     UpstreamUnauthorized,
 )
 from rock.rollout.outcome import OutcomeClass, Phase
@@ -192,7 +194,7 @@ _BY_ERROR: Mapping[Phase, _ErrorRules] = {
         ((SandboxError, TimeoutError, OSError), OutcomeClass.SANDBOX_CREATE_FAILED),
     ],
     Phase.SETUP: [
-        ((SandboxFileError, UnsafeArchive), OutcomeClass.TASK_INVALID),
+        ((SandboxFileError, UnsafeArchive, TaskError), OutcomeClass.TASK_INVALID),
         ((ModelServiceError,), OutcomeClass.SERVICE_FAILED),
         ((SandboxError, TimeoutError, OSError), OutcomeClass.SETUP_FAILED),
     ],
@@ -207,7 +209,11 @@ _BY_ERROR: Mapping[Phase, _ErrorRules] = {
     ],
     Phase.GRADE: [
         ((TimeoutError,), OutcomeClass.SANDBOX_DIED),
-        ((SandboxError, OSError), OutcomeClass.GRADER_BROKEN),
+        # A judge is asked through the service.
+        ((UpstreamUnauthorized,), OutcomeClass.MODEL_UNAUTHORIZED),
+        ((CallFailed, UpstreamError), OutcomeClass.MODEL_FAILED),
+        ((ModelServiceError,), OutcomeClass.SERVICE_FAILED),
+        ((SandboxError, TaskError, OSError), OutcomeClass.GRADER_BROKEN),
     ],
 }
 """Read top down: the first rule that fits decides."""

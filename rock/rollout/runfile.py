@@ -16,7 +16,8 @@ from pydantic import AfterValidator, Field
 from rock.config import Strict, kind_of, validated
 from rock.errors import ConfigError
 from rock.modelservice.wire import TRAINED, ChainClass
-from rock.rollout.task import AbsolutePath, Argv, Grader, Seconds, TaskFile, inline
+from rock.rollout.graders import AnyGrader
+from rock.rollout.taskfiles import AbsolutePath, Argv, Seconds
 from rock.rollout.tasks.files import read_yaml
 from rock.sandbox.base import Limits, Mount
 
@@ -152,7 +153,7 @@ class RunFile(Strict):
     image: str | None = Field(
         default=None, description="Image of tasks that name none; null is the host's programs."
     )
-    grader: Grader | None = Field(default=None, description="Grader of tasks that bring none.")
+    grader: AnyGrader | None = Field(default=None, description="Grader of tasks that bring none.")
     model: Annotated[str, AfterValidator(_backend)] = Field(
         default=QUEUE,
         description="queue (a trainer answers), litellm:NAME (a hosted model) or openai:NAME.",
@@ -236,7 +237,7 @@ def resolve(run: RunFile, path: Path) -> RunFile:
     if (base / tasks).exists():
         tasks = str((base / tasks).resolve())
     out = (base / run.out).resolve() if run.out is not None else None
-    grader = _inlined(run.grader, path) if run.grader is not None else None
+    grader = run.grader and run.grader.located(base, where=f"{path}: grader")
     changes = {"agent": agent, "out": out, "tasks": tasks, "grader": grader}
     return run.model_copy(update=changes)
 
@@ -245,23 +246,6 @@ def _existing(host: Path, where: str) -> Path:
     if not host.exists():
         raise ConfigError(f"{where}: no such file or folder: {host}")
     return host.resolve()
-
-
-def _inlined(grader: Grader, path: Path) -> Grader:
-    """The grader with its `source` files read in, since a task's folder is not the run file's."""
-    files: dict[str, TaskFile] = {}
-    for name, file in grader.files.items():
-        if file.source is None:
-            files[name] = file
-            continue
-        source = _existing(
-            path.resolve().parent / file.source, f"{path}: grader.files.{name}.source"
-        )
-        for item in sorted(source.rglob("*")) if source.is_dir() else [source]:
-            if item.is_file():
-                inner = str(Path(name) / item.relative_to(source))
-                files[inner] = inline(item)
-    return grader.model_copy(update={"files": files})
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
