@@ -281,3 +281,20 @@ async def test_a_fresh_box_gets_only_what_is_collected(
 )
 def test_a_glob_without_a_slash_is_of_names(path: str, glob: str, fits: bool) -> None:
     assert is_guarded(path, [glob]) is fits
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "patches the test",
+        "adds a conftest that passes everything",
+        "shadows pytest in the working directory",
+        "forges a compiled test",
+    ],
+)
+async def test_the_attack_works_where_nothing_is_protected(
+    provider: LocalProvider, tmp_path: Path, name: str
+) -> None:
+    """Else the tests above would show nothing."""
+    seen = await attack(provider, tmp_path, ATTACKS[name], protect=[])
+    assert seen.grade.reward == 1.0, seen.grade
