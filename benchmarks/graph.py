@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from rock.modelservice.service import Incoming, ModelService, ServiceConfig
+from rock.modelservice.service.service import Incoming, ModelService, ServiceConfig
 from rock.modelservice.wire import (
     AssistantMessage,
     CanonicalRequest,

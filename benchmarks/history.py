@@ -20,7 +20,7 @@ from side import SERVER_CORE
 from targets import PATH, rock_service, trainer
 from trainer import ANSWER
 
-from rock.modelservice.client import AdminClient
+from rock.modelservice.client.client import AdminClient
 
 TURNS = 30
 BODY_BYTES = 400_000

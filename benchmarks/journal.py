@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rock.modelservice.journal import Journal, frame
+from rock.modelservice.journal.journal import Journal, frame
 
 CONCURRENCY = (1, 64, 512)
 RECORDS = [

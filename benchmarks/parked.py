@@ -11,7 +11,7 @@ from proc import cpu_seconds, pin, resident_bytes
 from side import SERVER_CORE
 from targets import NONCE, PATH, body_of, rock_service, trainer
 
-from rock.modelservice.client import AdminClient, TrainerClient
+from rock.modelservice.client.client import AdminClient, TrainerClient
 
 SESSIONS = 100
 PARK_SECONDS = 120.0

@@ -20,9 +20,9 @@ from trainer import ANSWER
 
 from rock import process
 from rock.config import inherited_environment
-from rock.modelservice.client import AdminClient
-from rock.modelservice.listening import bind
-from rock.modelservice.supervise import ServiceProcess
+from rock.modelservice.client.client import AdminClient
+from rock.modelservice.hosting.supervise import ServiceProcess
+from rock.modelservice.planes.listening import bind
 from rock.modelservice.wire import SessionSpec
 
 HERE = Path(__file__).parent

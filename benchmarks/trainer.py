@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from rock.modelservice.client import TrainerClient
+from rock.modelservice.client.client import TrainerClient
 from rock.modelservice.wire import AssistantMessage, Choice, Completion, Lease
 
 ANSWER = "ok " * 400

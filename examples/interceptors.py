@@ -11,11 +11,10 @@ from pathlib import Path
 
 from openai import APIStatusError, AsyncOpenAI
 
-from rock.modelservice.client import AdminClient
-from rock.modelservice.supervise import ServiceProcess
+from rock.modelservice.client import AdminClient, serve
+from rock.modelservice.hosting.supervise import ServiceProcess
 from rock.modelservice.wire import AssistantMessage, Choice, Completion, Lease, SessionSpec
-from rock.modelservice.wire_interceptors import Block, DropTools, Interceptor, When
-from rock.modelservice.worker import serve
+from rock.modelservice.wire.interceptors import Block, DropTools, Interceptor, When
 
 TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}

@@ -26,7 +26,7 @@ from rock.cli.progress import ProgressView
 from rock.cli.run import print_result, until_signalled
 from rock.config import inherited_environment, read_environment
 from rock.errors import RockError
-from rock.modelservice.supervise import ServiceProcess
+from rock.modelservice.hosting.supervise import ServiceProcess
 from rock.rollout.run import RunResult, ServiceAddress, run
 from rock.rollout.runfile import AgentConfig, MountConfig, RunFile
 from rock.rollout.tasks.humaneval import problems

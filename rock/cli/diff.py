@@ -18,7 +18,7 @@ import typer
 from rock.cli.episodes import find_episode
 from rock.cli.tokens import chain_name
 from rock.errors import ConfigError
-from rock.modelservice.messages import describe
+from rock.modelservice.graph.messages import describe
 from rock.rollout.export.formats.talk import said_in
 from rock.rollout.export.sample import Sample
 from rock.rollout.export.stream import samples_of_episode

@@ -13,13 +13,13 @@ import typer
 
 from rock.config import read_environment, validated
 from rock.errors import ConfigError, ServiceUnavailable
-from rock.modelservice import logs
 from rock.modelservice.backends import policy_for
-from rock.modelservice.fleet import ServiceFleet
+from rock.modelservice.client.shards import AdminShards
+from rock.modelservice.hosting.fleet import ServiceFleet
+from rock.modelservice.hosting.server import Ready, read_ready, run
 from rock.modelservice.keys import read_keys
-from rock.modelservice.server import Ready, read_ready, run
 from rock.modelservice.settings import ServiceConfig
-from rock.modelservice.shards import AdminShards
+from rock.modelservice.telemetry import logs
 from rock.modelservice.wire import SessionCreated, SessionLimits, SessionSpec
 
 

@@ -37,7 +37,7 @@ DONE = "solution.py is written."
 
 
 class ScriptedSolver:
-    """The policy: `async def (leases) -> completions`, for `rock.modelservice.worker.serve`."""
+    """The policy: `async def (leases) -> completions`, for `rock.modelservice.client.worker.serve`."""
 
     def __init__(self, problems: list[Problem], *, seed: int, version: int = 1) -> None:
         self._problems = problems

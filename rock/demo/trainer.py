@@ -14,9 +14,9 @@ import signal
 import sys
 
 from rock.demo.policy import ScriptedSolver
-from rock.modelservice.client import TrainerClient
-from rock.modelservice.wire_groups import Group
-from rock.modelservice.worker import serve
+from rock.modelservice.client.client import TrainerClient
+from rock.modelservice.client.worker import serve
+from rock.modelservice.wire.groups import Group
 from rock.rollout.tasks.humaneval import problems
 
 WORKER = "demo-trainer"

@@ -13,10 +13,10 @@ from typing import Any
 
 from rock.config import read_environment, validated
 from rock.errors import RockError
-from rock.modelservice import logs
 from rock.modelservice.backends import policy_for
-from rock.modelservice.server import run
+from rock.modelservice.hosting.server import run
 from rock.modelservice.settings import ServiceConfig
+from rock.modelservice.telemetry import logs
 
 
 def main(argv: Sequence[str] | None = None) -> int:

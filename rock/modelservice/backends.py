@@ -14,15 +14,15 @@ from typing import cast
 
 from rock.errors import ConfigError
 from rock.modelservice import wire
-from rock.modelservice.service import ModelService
-from rock.modelservice.wire_partial import (
+from rock.modelservice.client.worker import Policy, Worker
+from rock.modelservice.service.service import ModelService
+from rock.modelservice.wire.partial import (
     CancelledReply,
     CancelledRequest,
     Partial,
     PartialReply,
     PartialRequest,
 )
-from rock.modelservice.worker import Policy, Worker
 
 LEASE_SECONDS = 60.0
 

@@ -24,8 +24,8 @@ from pathlib import Path
 
 from rock.errors import ModelServiceError, SandboxError
 from rock.modelservice import wire
-from rock.modelservice.attach import Attachment
-from rock.modelservice.shards import AdminShards
+from rock.modelservice.client.shards import AdminShards
+from rock.modelservice.planes.attach import Attachment
 from rock.rollout.agent import agent_values, open_listener, run_agent
 from rock.rollout.events import OnEvent, PhaseEntered
 from rock.rollout.evidence import class_of_error, judge_agent

@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Collection
 
 from rock.errors import LedgerError, NotFound
-from rock.modelservice import wire_groups
-from rock.modelservice.shards import AdminShards
+from rock.modelservice.client.shards import AdminShards
 from rock.modelservice.wire import TokenRow
+from rock.modelservice.wire import groups as wire_groups
 from rock.rollout.events import GroupAcknowledged, GroupDone, OnEvent
 from rock.rollout.ledger import GroupConsumed, GroupPublished, GroupState
 from rock.rollout.outcome import outcome_json

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from rock.errors import ConfigError, ProviderUnavailable
-from rock.modelservice.shards import AdminShards
-from rock.modelservice.supervise import ServiceProcess
+from rock.modelservice.client.shards import AdminShards
+from rock.modelservice.hosting.supervise import ServiceProcess
 from rock.rollout.durable import write_atomically
 from rock.rollout.episode import Tools
 from rock.rollout.events import OnEvent, RunEnded, RunStarted, ignore

@@ -14,7 +14,7 @@ import msgspec
 
 from rock.errors import LedgerError
 from rock.modelservice import wire
-from rock.modelservice.shards import AdminShards
+from rock.modelservice.client.shards import AdminShards
 from rock.rollout.durable import write_atomically
 from rock.rollout.evidence import ANSWERED_STATES, CallSeen, SessionSeen
 from rock.rollout.record import Usage

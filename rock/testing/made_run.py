@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Raw
 
-from rock.modelservice import tokens
-from rock.modelservice.rows import CallTokens, Sample, build_rows, new_after
+from rock.modelservice.graph import tokens
+from rock.modelservice.graph.rows import CallTokens, Sample, build_rows, new_after
 from rock.modelservice.wire import (
     AssistantMessage,
     CanonicalRequest,

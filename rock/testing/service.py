@@ -1,7 +1,7 @@
 """A live ModelService for tests, and a fake of the servers that hosted models run on.
 
 `running_service` is a real service with real sockets and a real journal, in this process, so that a
-test can look inside; `rock.modelservice.supervise.ServiceProcess` is the one in its own process.
+test can look inside; `rock.modelservice.hosting.supervise.ServiceProcess` is the one in its own process.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from rock.errors import RockError
-from rock.modelservice.listening import Adapter, Bounds, bind, listening, url_of
-from rock.modelservice.plane import Reply, Request
-from rock.modelservice.server import Running, serving
+from rock.modelservice.client.worker import Policy
+from rock.modelservice.hosting.server import Running, serving
+from rock.modelservice.planes.listening import Adapter, Bounds, bind, listening, url_of
+from rock.modelservice.planes.plane import Reply, Request
 from rock.modelservice.settings import ServiceConfig
-from rock.modelservice.worker import Policy
 
 BOUNDS = Bounds(max_body_bytes=1 << 20)
 

@@ -19,9 +19,10 @@ from typing import Any
 import pytest
 
 from rock.errors import SandboxFileError
-from rock.modelservice.client import AdminClient
+from rock.modelservice.client.client import AdminClient
+from rock.modelservice.client.worker import serve
+from rock.modelservice.hosting.supervise import ServiceProcess
 from rock.modelservice.policies.scripted import Line, tool_call
-from rock.modelservice.supervise import ServiceProcess
 from rock.modelservice.wire import (
     AssistantMessage,
     Lease,
@@ -30,7 +31,6 @@ from rock.modelservice.wire import (
     ToolFunction,
     Trajectory,
 )
-from rock.modelservice.worker import serve
 from rock.rollout.agent import agent_values, open_listener, run_agent
 from rock.rollout.runfile import RunFile
 from rock.rollout.task import Task

@@ -12,8 +12,8 @@ import iniconfig
 import msgspec
 import pytest
 
+from rock.modelservice.hosting.supervise import ServiceProcess
 from rock.modelservice.policies.scripted import tool_call, turn_of
-from rock.modelservice.supervise import ServiceProcess
 from rock.modelservice.wire import Trajectory
 from rock.rollout.run import run
 from rock.rollout.runfile import RunFile

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from rock.modelservice.supervise import ServiceProcess
+from rock.modelservice.hosting.supervise import ServiceProcess
 from rock.modelservice.wire import SessionCreated, TokenRow, Trajectory, encode
 from tests.modelservice.live import admin_of, agent, new_session
 from tests.modelservice.render.families import write_family

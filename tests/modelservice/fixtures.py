@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from rock.modelservice import wire
-from rock.modelservice.service import Call, Incoming, ModelService, ServiceConfig, Session
+from rock.modelservice.service.service import Call, Incoming, ModelService, ServiceConfig, Session
 from rock.testing.clock import FakeClock
 
 Message = Mapping[str, Any]

@@ -6,10 +6,10 @@ from typing import Any, cast
 
 import msgspec
 
-from rock.modelservice import tokens
-from rock.modelservice.answer import Answer, AnswerChoice
 from rock.modelservice.dialects.base import Dialect
-from rock.modelservice.sse import Decoder
+from rock.modelservice.dialects.sse import Decoder
+from rock.modelservice.graph import tokens
+from rock.modelservice.graph.answer import Answer, AnswerChoice
 from rock.modelservice.wire import (
     AssistantMessage,
     CanonicalRequest,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from rock.modelservice.hooks import Block, HookEvent
+from rock.modelservice.interceptors.hooks import Block, HookEvent
 
 RELEASE = threading.Event()
 """Lets hooks that hang go, at the end of a test."""

@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 import httpx
 from openai import AsyncOpenAI
 
-from rock.modelservice.client import AdminClient, TrainerClient
-from rock.modelservice.server import Running
-from rock.modelservice.supervise import ServiceProcess
+from rock.modelservice.client.client import AdminClient, TrainerClient
+from rock.modelservice.client.worker import Policy, serve
+from rock.modelservice.hosting.server import Running
+from rock.modelservice.hosting.supervise import ServiceProcess
 from rock.modelservice.wire import Lease, SessionCreated, SessionSpec
-from rock.modelservice.worker import Policy, serve
 
 Service = Running | ServiceProcess
 HELLO = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

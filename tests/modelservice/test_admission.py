@@ -14,8 +14,9 @@ import pytest
 from openai import AsyncOpenAI
 
 from rock.modelservice import wire
-from rock.modelservice.queue import MAX_PASSES, CallQueue, Ticket
-from rock.modelservice.server import Running
+from rock.modelservice.client.worker import serve
+from rock.modelservice.engine.queue import MAX_PASSES, CallQueue, Ticket
+from rock.modelservice.hosting.server import Running
 from rock.modelservice.wire import (
     AssistantMessage,
     Choice,
@@ -24,7 +25,6 @@ from rock.modelservice.wire import (
     SessionLimits,
     SessionSpec,
 )
-from rock.modelservice.worker import serve
 from rock.testing.service import running_service
 from rock.types import CallId, SessionId, WorkerId
 from tests.modelservice.live import (

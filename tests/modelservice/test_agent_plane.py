@@ -11,10 +11,10 @@ import openai
 import pytest
 
 from rock.errors import ContextLengthExceeded, UpstreamUnauthorized
-from rock.modelservice.attach import Attachment
-from rock.modelservice.listening import bind, url_of
-from rock.modelservice.server import Running
-from rock.modelservice.sse import Decoder
+from rock.modelservice.dialects.sse import Decoder
+from rock.modelservice.hosting.server import Running
+from rock.modelservice.planes.attach import Attachment
+from rock.modelservice.planes.listening import bind, url_of
 from rock.modelservice.wire import AssistantMessage, Pins, SessionLimits, SessionSpec
 from rock.testing import ScriptedPolicy, tool_call
 from rock.testing.service import running_service

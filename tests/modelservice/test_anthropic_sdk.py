@@ -11,7 +11,7 @@ from anthropic import AsyncAnthropic
 from anthropic.types import MessageParam, ToolParam
 
 from rock.errors import ContextLengthExceeded
-from rock.modelservice.server import Running
+from rock.modelservice.hosting.server import Running
 from rock.modelservice.wire import AssistantMessage, SessionSpec, ToolCall, ToolFunction
 from rock.testing import ScriptedPolicy
 from rock.testing.service import running_service

@@ -11,9 +11,9 @@ import aiohttp
 import pytest
 
 from rock.errors import BadRequest, NotFound, RockError, ServiceUnavailable
-from rock.modelservice.attach import Attachment, AttachPoint, reachable
-from rock.modelservice.listening import Adapter, Bounds, bind, listening, url_of
-from rock.modelservice.plane import Reply, Request
+from rock.modelservice.planes.attach import Attachment, AttachPoint, reachable
+from rock.modelservice.planes.listening import Adapter, Bounds, bind, listening, url_of
+from rock.modelservice.planes.plane import Reply, Request
 
 
 @asynccontextmanager

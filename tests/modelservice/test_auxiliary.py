@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rock.modelservice.auxiliary import classify
 from rock.modelservice.dialects import BY_NAME
+from rock.modelservice.dialects.auxiliary import classify
 from rock.testing import ScriptedPolicy
 from rock.testing.service import running_service
 from tests.modelservice.golden import parsed

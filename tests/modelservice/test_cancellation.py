@@ -10,13 +10,13 @@ import httpx
 import pytest
 
 from rock.modelservice import wire
-from rock.modelservice.notices import KEEP_SECONDS, Notices
-from rock.modelservice.server import Running
-from rock.modelservice.service import ModelService
+from rock.modelservice.client.worker import Worker
+from rock.modelservice.engine.notices import KEEP_SECONDS, Notices
+from rock.modelservice.hosting.server import Running
+from rock.modelservice.service.service import ModelService
 from rock.modelservice.states import State
 from rock.modelservice.wire import Completion, Lease
-from rock.modelservice.wire_partial import CancelledReply, CancelledRequest, PartialRequest
-from rock.modelservice.worker import Worker
+from rock.modelservice.wire.partial import CancelledReply, CancelledRequest, PartialRequest
 from rock.testing.clock import FakeClock
 from rock.testing.service import running_service
 from rock.types import LeaseId, WorkerId

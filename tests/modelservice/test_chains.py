@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rock.modelservice import wire
-from rock.modelservice.service import ModelService, Session
+from rock.modelservice.service.service import ModelService, Session
 from tests.modelservice.fixtures import claim, complete, incoming, open_session, running, user
 
 TOOLS = [{"type": "function", "function": {"name": "task", "parameters": {"type": "object"}}}]

@@ -15,11 +15,11 @@ from rock.errors import (
     SessionClosed,
     Unauthorized,
 )
-from rock.modelservice import tokens
-from rock.modelservice.answer import Answer, AnswerChoice
 from rock.modelservice.dialects.chat import ChatDialect
-from rock.modelservice.rows import CallTokens
-from rock.modelservice.sse import Decoder
+from rock.modelservice.dialects.sse import Decoder
+from rock.modelservice.graph import tokens
+from rock.modelservice.graph.answer import Answer, AnswerChoice
+from rock.modelservice.graph.rows import CallTokens
 from rock.modelservice.wire import (
     AssistantMessage,
     FinishReason,

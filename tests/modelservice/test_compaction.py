@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 
 from rock.errors import JournalError, LeaseLost, NotFound, SessionClosed, Unauthorized
-from rock.modelservice import wire, wire_groups
-from rock.modelservice.segments import ORIGIN, header
-from rock.modelservice.service import ModelService, NewSession
+from rock.modelservice import wire
+from rock.modelservice.journal.segments import ORIGIN, header
+from rock.modelservice.service.service import ModelService, NewSession
+from rock.modelservice.wire import groups as wire_groups
 from rock.testing.clock import FakeClock
 from rock.testing.service import running_service
 from rock.types import SessionId

@@ -14,9 +14,9 @@ from typing import cast
 import pytest
 
 from rock.errors import RockError, Unauthorized
-from rock.modelservice.connection import MAX_HEAD_BYTES
-from rock.modelservice.listening import Adapter, Bounds, bind, listening
-from rock.modelservice.plane import EventStream, Reply, Request
+from rock.modelservice.planes.connection import MAX_HEAD_BYTES
+from rock.modelservice.planes.listening import Adapter, Bounds, bind, listening
+from rock.modelservice.planes.plane import EventStream, Reply, Request
 
 BOUNDS = Bounds(max_body_bytes=100_000, body_seconds=0.5)
 

@@ -9,15 +9,15 @@ import httpx
 import pytest
 
 from rock.errors import BadRequest, Forbidden, NotFound, ServiceUnavailable, Unauthorized
-from rock.modelservice.blocking import SyncAdminClient, SyncTrainerClient
-from rock.modelservice.client import AdminClient, TrainerClient
-from rock.modelservice.control_plane import ControlPlane
+from rock.modelservice.client.blocking import SyncAdminClient, SyncTrainerClient
+from rock.modelservice.client.client import AdminClient, TrainerClient
+from rock.modelservice.hosting.server import Running
 from rock.modelservice.keys import FILE_NAME, ensure_keys
-from rock.modelservice.plane import Request
-from rock.modelservice.server import Running
+from rock.modelservice.planes.control_plane import ControlPlane
+from rock.modelservice.planes.plane import Request
 from rock.modelservice.settings import ServiceConfig
 from rock.modelservice.wire import AssistantMessage, Choice, Completion, Failure, SessionSpec
-from rock.modelservice.wire_groups import Group, GroupEpisode
+from rock.modelservice.wire.groups import Group, GroupEpisode
 from rock.testing import ScriptedPolicy
 from rock.testing.service import running_service
 from tests.modelservice.live import (

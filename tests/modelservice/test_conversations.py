@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rock.modelservice import wire
-from rock.modelservice.service import ModelService, Session
+from rock.modelservice.service.service import ModelService, Session
 from tests.modelservice.fixtures import claim, complete, incoming, open_session, running, user
 
 History = list[dict[str, Any]]

@@ -11,8 +11,8 @@ import pytest
 from msgspec import Raw
 
 from rock.modelservice import wire
-from rock.modelservice.deltas import LeaseMemory
-from rock.modelservice.service import ModelService, Session
+from rock.modelservice.graph.deltas import LeaseMemory
+from rock.modelservice.service.service import ModelService, Session
 from tests.modelservice.fixtures import (
     answered,
     ask,

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rock.modelservice import auxiliary
-from rock.modelservice.dialects import BY_ROUTE, LOCAL
+from rock.modelservice.dialects import BY_ROUTE, LOCAL, auxiliary
 from rock.modelservice.dialects.anthropic import request as anthropic_request
 from rock.modelservice.dialects.anthropic import tools as anthropic_tools
 from rock.modelservice.dialects.responses import items, tools

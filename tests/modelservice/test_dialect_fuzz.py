@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rock.errors import RockError
-from rock.modelservice.auxiliary import classify
-from rock.modelservice.counting import estimate_tokens
 from rock.modelservice.dialects import BY_NAME
+from rock.modelservice.dialects.auxiliary import classify
 from rock.modelservice.dialects.base import Dialect, Exchange, History, Parsed
+from rock.modelservice.dialects.counting import estimate_tokens
 from rock.modelservice.wire import AssistantMessage, CanonicalRequest
 from tests.modelservice.golden import answer, call
 

@@ -16,13 +16,13 @@ import pytest
 
 from rock.errors import BadRequest, CallFailed, ConfigError, ContextLengthExceeded, Forbidden
 from rock.modelservice import wire
-from rock.modelservice.client import AdminClient
-from rock.modelservice.hooks import MAX_THREADS
-from rock.modelservice.server import Running
-from rock.modelservice.service import ModelService
+from rock.modelservice.client.client import AdminClient
+from rock.modelservice.hosting.server import Running
+from rock.modelservice.interceptors.hooks import MAX_THREADS
+from rock.modelservice.service.service import ModelService
 from rock.modelservice.settings import ServiceConfig
 from rock.modelservice.wire import SessionSpec
-from rock.modelservice.wire_interceptors import Interceptor
+from rock.modelservice.wire.interceptors import Interceptor
 from rock.testing.clock import FakeClock
 from rock.testing.service import running_service
 from tests.modelservice import hooked

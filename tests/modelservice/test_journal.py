@@ -16,8 +16,8 @@ import pytest
 from rock import process
 from rock.config import inherited_environment
 from rock.errors import JournalError
-from rock.modelservice.journal import Journal
-from rock.modelservice.segments import FILE_NAME, frame
+from rock.modelservice.journal.journal import Journal
+from rock.modelservice.journal.segments import FILE_NAME, frame
 from rock.modelservice.settings import SyncLevel
 
 LEVELS: list[SyncLevel] = ["process", "disk"]
@@ -224,7 +224,7 @@ async def test_a_full_disk_acknowledges_nothing_that_is_not_on_it(
 WRITER = """
 import asyncio, sys
 from pathlib import Path
-from rock.modelservice.journal import Journal
+from rock.modelservice.journal.journal import Journal
 
 async def main():
     journal = Journal.open(Path(sys.argv[1]), schema=1, on_record=lambda payload, place: None, sync=sys.argv[2])

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rock.modelservice.logs import JsonFormat, TextFormat, about
-from rock.modelservice.supervise import LOG_FILE, ServiceProcess
+from rock.modelservice.hosting.supervise import LOG_FILE, ServiceProcess
+from rock.modelservice.telemetry.logs import JsonFormat, TextFormat, about
 from rock.modelservice.wire import AssistantMessage, Choice, Completion, Failure, SessionSpec
 from tests.modelservice.live import admin_of, new_session, raw_agent, trainer_of
 

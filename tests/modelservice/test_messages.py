@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rock.modelservice.messages import describe
+from rock.modelservice.graph.messages import describe
 
 
 def digest(**message: Any) -> bytes:

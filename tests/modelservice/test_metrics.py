@@ -10,8 +10,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rock.modelservice import wire
-from rock.modelservice.observer import reason_class
-from rock.modelservice.server import Running
+from rock.modelservice.engine.observer import reason_class
+from rock.modelservice.hosting.server import Running
 from rock.modelservice.wire import AssistantMessage, Choice, Completion, Failure
 from rock.testing.service import running_service
 from tests.modelservice.live import HELLO, eventually, new_session, raw_agent, trainer_of

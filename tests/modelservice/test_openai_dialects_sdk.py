@@ -10,7 +10,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from rock.errors import ContextLengthExceeded
-from rock.modelservice.sse import Decoder
+from rock.modelservice.dialects.sse import Decoder
 from rock.modelservice.wire import AssistantMessage, ToolCall, ToolFunction
 from rock.testing import ScriptedPolicy
 from rock.testing.service import running_service

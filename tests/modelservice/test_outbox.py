@@ -3,7 +3,7 @@
 import pytest
 
 from rock.errors import LeaseLost, NotFound
-from rock.modelservice.outbox import GroupLease, Outbox
+from rock.modelservice.engine.outbox import GroupLease, Outbox
 
 
 def published(*group_ids: str) -> Outbox:

@@ -13,12 +13,12 @@ import pytest
 
 from rock.errors import CallFailed, LeaseLost
 from rock.modelservice import wire
-from rock.modelservice.service import Call, ModelService
-from rock.modelservice.speaking import Voice
+from rock.modelservice.client.speaking import Voice
+from rock.modelservice.client.worker import serve, serve_streaming
+from rock.modelservice.service.service import Call, ModelService
 from rock.modelservice.states import State
 from rock.modelservice.wire import AssistantMessage, Choice, Completion, Lease, VersionSpan
-from rock.modelservice.wire_partial import Partial, PartialReply, PartialRequest
-from rock.modelservice.worker import serve, serve_streaming
+from rock.modelservice.wire.partial import Partial, PartialReply, PartialRequest
 from rock.testing.clock import FakeClock
 from rock.testing.service import running_service
 from tests.modelservice.fixtures import (

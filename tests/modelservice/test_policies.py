@@ -12,7 +12,7 @@ from msgspec import Raw
 from rock import process
 from rock.config import inherited_environment
 from rock.errors import BadRequest, ContextLengthExceeded, UpstreamError, UpstreamUnauthorized
-from rock.modelservice.plane import Reply
+from rock.modelservice.planes.plane import Reply
 from rock.modelservice.policies.hosted import Retries
 from rock.modelservice.policies.litellm import LitellmPolicy
 from rock.modelservice.policies.openai import OpenAIPolicy

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from rock.errors import InvalidTransition, LeaseLost, QueueFull
-from rock.modelservice.queue import CallQueue, Held, Ticket
+from rock.modelservice.engine.queue import CallQueue, Held, Ticket
 from rock.modelservice.settings import ClaimOrder
 from rock.modelservice.states import Event, State
 from rock.types import CallId, LeaseId, SessionId, WorkerId

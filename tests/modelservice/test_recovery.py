@@ -16,8 +16,8 @@ from rock import process
 from rock.config import inherited_environment
 from rock.errors import CallFailed, JournalError, ServiceUnavailable, SessionClosed
 from rock.modelservice import wire
-from rock.modelservice.journal import frame
-from rock.modelservice.service import Incoming
+from rock.modelservice.journal.journal import frame
+from rock.modelservice.service.service import Incoming
 from rock.modelservice.states import State
 from rock.testing.clock import FakeClock
 from rock.types import SessionId

@@ -20,9 +20,9 @@ import pytest
 
 from rock.errors import ContextLengthExceeded
 from rock.modelservice import wire
-from rock.modelservice.client import AdminClient, TrainerClient
+from rock.modelservice.client.client import AdminClient, TrainerClient
+from rock.modelservice.hosting.supervise import ServiceProcess
 from rock.modelservice.policies.scripted import complete
-from rock.modelservice.supervise import ServiceProcess
 from rock.modelservice.wire import AssistantMessage, SessionCreated, TrajectoryCall
 from tests.modelservice.fixtures import (
     ask,

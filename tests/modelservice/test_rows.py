@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rock.modelservice import tokens
-from rock.modelservice.rows import CallTokens, Sample, build_rows, new_after
+from rock.modelservice.graph import tokens
+from rock.modelservice.graph.rows import CallTokens, Sample, build_rows, new_after
 from rock.types import CallId
 
 

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from rock.errors import BadRequest
-from rock.modelservice import rules
-from rock.modelservice.rules import Blocked, Circumstances
+from rock.modelservice.interceptors import rules
+from rock.modelservice.interceptors.rules import Blocked, Circumstances
 from rock.modelservice.wire import (
     AssistantMessage,
     CanonicalRequest,
@@ -18,7 +18,7 @@ from rock.modelservice.wire import (
     ToolCall,
     ToolFunction,
 )
-from rock.modelservice.wire_interceptors import Interceptor
+from rock.modelservice.wire.interceptors import Interceptor
 
 SEEN = Circumstances(session_id="s1", labels={"team": "a"}, dialect="chat", kind="title", turn=3)
 

@@ -22,7 +22,7 @@ from rock.errors import (
     Unauthorized,
 )
 from rock.modelservice import wire
-from rock.modelservice.service import Incoming
+from rock.modelservice.service.service import Incoming
 from rock.modelservice.states import State
 from rock.testing.clock import FakeClock
 from rock.types import SessionId

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from rock.errors import NotFound
-from rock.modelservice import wire, wire_groups
-from rock.modelservice.service import ModelService
+from rock.modelservice import wire
+from rock.modelservice.service.service import ModelService
+from rock.modelservice.wire import groups as wire_groups
 from rock.testing.clock import FakeClock
 from tests.modelservice.fixtures import running
 

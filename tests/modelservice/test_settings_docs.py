@@ -11,7 +11,7 @@ import pytest
 from rock.config import Environment, read_environment
 from rock.modelservice.settings import ServiceConfig
 from rock.modelservice.wire import Pins, SessionLimits, SessionSpec
-from rock.modelservice.wire_interceptors import AnyRule, Interceptor, When
+from rock.modelservice.wire.interceptors import AnyRule, Interceptor, When
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "settings.md").read_text()

@@ -14,11 +14,11 @@ import httpx
 import pytest
 
 from rock.errors import ConfigError, NotFound, ServiceUnavailable
-from rock.modelservice.fleet import ServiceFleet
+from rock.modelservice.client.shards import AdminShards, TrainerShards
+from rock.modelservice.client.worker import serve
+from rock.modelservice.hosting.fleet import ServiceFleet
 from rock.modelservice.sharding import id_prefix, shard_of, shares, split
-from rock.modelservice.shards import AdminShards, TrainerShards
 from rock.modelservice.wire import AssistantMessage, Choice, Completion, Lease, SessionCreated
-from rock.modelservice.worker import serve
 from rock.testing import ScriptedPolicy
 from rock.testing.service import running_service
 from tests.modelservice.live import HELLO, eventually, last_text

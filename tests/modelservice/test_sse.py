@@ -2,8 +2,8 @@
 
 import pytest
 
-from rock.modelservice import sse
-from rock.modelservice.sse import Decoder, Event
+from rock.modelservice.dialects import sse
+from rock.modelservice.dialects.sse import Decoder, Event
 
 STREAM = (
     b": comment\n"

@@ -26,8 +26,8 @@ from hypothesis.stateful import (
 
 from rock.errors import BadRequest, RockError, SessionClosed
 from rock.modelservice import wire
-from rock.modelservice.journal import FILE_NAME, frame
-from rock.modelservice.service import Call, Incoming, ModelService
+from rock.modelservice.journal.journal import FILE_NAME, frame
+from rock.modelservice.service.service import Call, Incoming, ModelService
 from rock.modelservice.states import ENDED_WITHOUT, WITH_ANSWER, Event, State
 from rock.testing.clock import FakeClock
 from rock.types import SessionId

@@ -15,12 +15,12 @@ import pytest
 from rock import process
 from rock.config import inherited_environment
 from rock.errors import ServiceUnavailable
-from rock.modelservice.attach import Attachment
-from rock.modelservice.client import AdminClient
+from rock.modelservice.client.client import AdminClient
+from rock.modelservice.hosting.server import READY_FILE, Ready
+from rock.modelservice.hosting.supervise import LOG_FILE, ServiceProcess
 from rock.modelservice.keys import read_keys
-from rock.modelservice.listening import bind, url_of
-from rock.modelservice.server import READY_FILE, Ready
-from rock.modelservice.supervise import LOG_FILE, ServiceProcess
+from rock.modelservice.planes.attach import Attachment
+from rock.modelservice.planes.listening import bind, url_of
 from rock.modelservice.wire import SessionSpec
 from rock.testing import ScriptedPolicy
 from rock.testing.service import error_reply, fake_openai_server
@@ -176,7 +176,7 @@ async def test_a_taken_port_and_a_wrong_setting_say_so(tmp_path: Path) -> None:
 PARENT = """
 import asyncio, sys
 from pathlib import Path
-from rock.modelservice.supervise import ServiceProcess
+from rock.modelservice.hosting.supervise import ServiceProcess
 
 async def main():
     async with ServiceProcess(Path(sys.argv[1]), exit_with_parent=sys.argv[2] == "yes") as service:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rock.modelservice import tokens
+from rock.modelservice.graph import tokens
 
 IDS = st.lists(st.integers(0, 2**31 - 1), min_size=1)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rock.modelservice import wire
-from rock.modelservice.service import Call, ModelService, Session
+from rock.modelservice.service.service import Call, ModelService, Session
 from rock.modelservice.states import TRANSITIONS, Event, State
 from rock.testing.clock import FakeClock
 from tests.modelservice.fixtures import (

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from rock.modelservice import wire
+from rock.modelservice.client.worker import Worker
 from rock.modelservice.states import State
 from rock.modelservice.wire import Completion, Lease
-from rock.modelservice.wire_partial import Partial, PartialRequest
-from rock.modelservice.worker import Worker
+from rock.modelservice.wire.partial import Partial, PartialRequest
 from rock.testing.clock import FakeClock
 from rock.testing.service import running_service
 from tests.modelservice.fixtures import (

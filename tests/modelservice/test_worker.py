@@ -12,11 +12,11 @@ import pytest
 from rock import process
 from rock.config import inherited_environment
 from rock.errors import ServiceUnavailable, UpstreamUnauthorized
-from rock.modelservice.client import TrainerClient
+from rock.modelservice.client.client import TrainerClient
+from rock.modelservice.client.worker import Worker, serve
+from rock.modelservice.hosting.server import Running
 from rock.modelservice.policies.scripted import complete
-from rock.modelservice.server import Running
 from rock.modelservice.wire import AssistantMessage, Completion, ItemResult, Lease, SessionSpec
-from rock.modelservice.worker import Worker, serve
 from rock.testing import ScriptedPolicy
 from rock.testing.service import running_service
 from tests.modelservice.live import admin_of, agent, eventually, new_session, trainer_of
@@ -186,11 +186,11 @@ async def test_a_service_that_is_gone_for_good_ends_the_loop(tmp_path: Path) -> 
 
 PROGRAM = """
 import sys
-from rock.modelservice.client import TrainerClient
+from rock.modelservice.client.client import TrainerClient
 from rock.modelservice.policies.scripted import complete
-from rock.modelservice.server import Running
+from rock.modelservice.hosting.server import Running
 from rock.modelservice.wire import AssistantMessage
-from rock.modelservice.worker import serve_blocking
+from rock.modelservice.client.worker import serve_blocking
 
 def policy(leases):
     return [complete(lease, [AssistantMessage(content="plain")]) for lease in leases]

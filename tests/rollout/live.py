@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from rock.modelservice.supervise import ServiceProcess
+from rock.modelservice.client.worker import serve
+from rock.modelservice.hosting.supervise import ServiceProcess
 from rock.modelservice.wire import Lease
-from rock.modelservice.worker import serve
 from rock.rollout.run import ServiceAddress
 from rock.rollout.runfile import RunFile, resolve
 from rock.sandbox.local import LocalProvider

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rock.modelservice.client import AdminClient
+from rock.modelservice.client.client import AdminClient
+from rock.modelservice.hosting.supervise import ServiceProcess
 from rock.modelservice.policies.scripted import turn_of
-from rock.modelservice.supervise import ServiceProcess
 from rock.modelservice.wire import Lease
 from rock.rollout.events import Event, PhaseEntered
 from rock.rollout.ledger import replay

@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from rock.modelservice.client.worker import serve
+from rock.modelservice.hosting.server import READY_FILE, Ready
+from rock.modelservice.hosting.supervise import ServiceProcess
 from rock.modelservice.keys import read_keys
 from rock.modelservice.policies.scripted import turn_of
-from rock.modelservice.server import READY_FILE, Ready
-from rock.modelservice.supervise import ServiceProcess
 from rock.modelservice.wire import Lease
-from rock.modelservice.worker import serve
 from rock.rollout.outcome import OutcomeClass
 from rock.rollout.run import RunResult, run
 from rock.rollout.rundir import read_records

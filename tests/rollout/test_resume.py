@@ -17,12 +17,12 @@ import pytest
 from rock import process
 from rock.config import inherited_environment
 from rock.errors import LedgerError
-from rock.modelservice.client import TrainerClient
+from rock.modelservice.client.client import TrainerClient
+from rock.modelservice.client.worker import serve
+from rock.modelservice.hosting.server import READY_FILE, Ready
 from rock.modelservice.keys import read_keys
 from rock.modelservice.policies.scripted import turn_of
-from rock.modelservice.server import READY_FILE, Ready
 from rock.modelservice.wire import Lease
-from rock.modelservice.worker import serve
 from rock.rollout.ledger import State, replay
 from rock.rollout.run import EXIT_INTERRUPTED, resume, run
 from rock.rollout.rundir import read_records

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from rock.modelservice.client import TrainerClient
+from rock.modelservice.client.client import TrainerClient
+from rock.modelservice.hosting.supervise import ServiceProcess
 from rock.modelservice.policies.scripted import turn_of
-from rock.modelservice.supervise import ServiceProcess
 from rock.modelservice.wire import Lease
-from rock.modelservice.wire_groups import Group
+from rock.modelservice.wire.groups import Group
 from rock.rollout.events import AttemptDone, Event, GroupDone, PhaseEntered, RunEnded, RunStarted
 from rock.rollout.outcome import OutcomeClass
 from rock.rollout.record import Record

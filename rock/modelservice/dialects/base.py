@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from rock.config import kind_of
 from rock.errors import BadRequest, RockError
-from rock.modelservice.answer import Answer
+from rock.modelservice.graph.answer import Answer
 from rock.modelservice.wire import AssistantMessage, CanonicalRequest
 
 Headers = Mapping[str, str]

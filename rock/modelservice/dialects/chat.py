@@ -15,8 +15,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from rock.errors import BadRequest, RockError
-from rock.modelservice import sse
-from rock.modelservice.answer import Answer, AnswerChoice
+from rock.modelservice.dialects import sse
 from rock.modelservice.dialects.base import (
     NO_HISTORY,
     ErrorReply,
@@ -30,6 +29,7 @@ from rock.modelservice.dialects.base import (
     wrong,
 )
 from rock.modelservice.dialects.openai_errors import error_body, error_reply
+from rock.modelservice.graph.answer import Answer, AnswerChoice
 from rock.modelservice.timers import epoch_seconds
 from rock.modelservice.wire import CanonicalRequest, ToolCall, Usage
 

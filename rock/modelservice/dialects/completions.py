@@ -14,9 +14,7 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from rock.errors import BadRequest, RockError
-from rock.modelservice import sse
-from rock.modelservice.answer import Answer, AnswerChoice
-from rock.modelservice.dialects import canonical, reading
+from rock.modelservice.dialects import canonical, reading, sse
 from rock.modelservice.dialects.base import (
     NO_HISTORY,
     ErrorReply,
@@ -32,6 +30,7 @@ from rock.modelservice.dialects.base import (
 from rock.modelservice.dialects.canonical import Object
 from rock.modelservice.dialects.chat import MAX_CHOICES, usage_body
 from rock.modelservice.dialects.openai_errors import error_body, error_reply
+from rock.modelservice.graph.answer import Answer, AnswerChoice
 from rock.modelservice.timers import epoch_seconds
 from rock.modelservice.wire import CanonicalRequest
 

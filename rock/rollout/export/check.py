@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rock.modelservice import tokens
+from rock.modelservice.graph import tokens
 from rock.modelservice.wire import AssistantMessage, ChainClass, Choice, Span, TokenRow
 
 Node = tuple[str, int]

@@ -17,10 +17,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rock.modelservice.client.worker import serve
 from rock.modelservice.policies.sampling import Sampled, SamplingPolicy
 from rock.modelservice.render import TokenRenderer
 from rock.modelservice.wire import CanonicalRequest, VersionSpan
-from rock.modelservice.worker import serve
 from tests.e2e.tiny_model.llama import Cache, forward, make_weights, torch
 
 SWITCH_IN_ANSWER = 2

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rock.modelservice import tokens
+from rock.modelservice.graph import tokens
 from rock.modelservice.states import ENDED_WITHOUT, WITH_ANSWER, Event
 from rock.modelservice.wire import Trajectory
 from tests.modelservice.faults.agents import Agent, Turn

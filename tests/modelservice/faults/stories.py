@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rock.modelservice import records, tokens
+from rock.modelservice.graph import tokens
+from rock.modelservice.journal import records
 from rock.modelservice.states import ENDED_WITHOUT, Event, State, next_state
 
 PREFIX_BYTES = 18

@@ -25,10 +25,10 @@ from typing import Any
 from rock import process
 from rock.config import inherited_environment
 from rock.errors import JournalError, ServiceUnavailable
-from rock.modelservice.client import AdminClient, TrainerClient
-from rock.modelservice.journal import LOCK_NAME
-from rock.modelservice.segments import FILE_NAME
-from rock.modelservice.supervise import LOG_FILE, ServiceProcess
+from rock.modelservice.client.client import AdminClient, TrainerClient
+from rock.modelservice.hosting.supervise import LOG_FILE, ServiceProcess
+from rock.modelservice.journal.journal import LOCK_NAME
+from rock.modelservice.journal.segments import FILE_NAME
 from rock.modelservice.wire import Trajectory
 from tests.modelservice.faults import reconcile
 from tests.modelservice.faults.agents import MANNERS, Agent

@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from rock.errors import RockError
-from rock.modelservice.listening import Adapter, Bounds, Handle, bind, listening, url_of
-from rock.modelservice.plane import Reply, Request
+from rock.modelservice.planes.listening import Adapter, Bounds, Handle, bind, listening, url_of
+from rock.modelservice.planes.plane import Reply, Request
 from tests.modelservice.faults.connection import Connection, post
 
 BOUNDS = Bounds(max_body_bytes=1 << 26)

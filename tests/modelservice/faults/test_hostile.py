@@ -16,7 +16,7 @@ import pytest
 
 from rock.errors import NotFound
 from rock.modelservice.dialects import BY_NAME
-from rock.modelservice.supervise import LOG_FILE, ServiceProcess
+from rock.modelservice.hosting.supervise import LOG_FILE, ServiceProcess
 from rock.modelservice.wire import AssistantMessage, Choice, Completion, Lease
 from tests.modelservice.faults.connection import Connection
 from tests.modelservice.faults.hostile import Hostile, Target, large_message, requests

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from rock.modelservice.client import TrainerClient
-from rock.modelservice.server import Running
+from rock.modelservice.client.client import TrainerClient
+from rock.modelservice.hosting.server import Running
 from rock.modelservice.states import State
 from rock.modelservice.wire import AssistantMessage, Choice, Completion, Lease
 from rock.testing import ScriptedPolicy

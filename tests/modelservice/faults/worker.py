@@ -17,9 +17,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rock.modelservice.client import TrainerClient
+from rock.modelservice.client.client import TrainerClient
 from rock.modelservice.wire import AssistantMessage, Choice, Completion, Failure, Lease
-from rock.modelservice.wire_partial import Partial
+from rock.modelservice.wire.partial import Partial
 
 LEASE_SECONDS = 1.5
 MAX_BUSY = 2

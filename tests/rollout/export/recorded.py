@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
+from rock.modelservice.hosting.supervise import ServiceProcess
 from rock.modelservice.policies.scripted import tool_call, turn_of
-from rock.modelservice.supervise import ServiceProcess
 from rock.modelservice.wire import AssistantMessage, Lease
 from rock.rollout.run import run
 from tests.rollout.live import address, answering, new_provider, run_file, write_tasks

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 import msgspec
 
 from rock.errors import RockError
-from rock.modelservice.counting import TokenCounter, estimate_tokens
 from rock.modelservice.dialects.anthropic.errors import error_reply
 from rock.modelservice.dialects.anthropic.reply import MessagesRenderer
 from rock.modelservice.dialects.anthropic.request import canonical_request
@@ -25,6 +24,7 @@ from rock.modelservice.dialects.base import (
     fields_of,
     take,
 )
+from rock.modelservice.dialects.counting import TokenCounter, estimate_tokens
 
 
 class AnthropicDialect:

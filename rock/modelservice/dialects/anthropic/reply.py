@@ -12,11 +12,11 @@ import msgspec
 from msgspec import Raw, Struct
 
 from rock.errors import RockError
-from rock.modelservice import sse
-from rock.modelservice.answer import Answer, AnswerChoice
+from rock.modelservice.dialects import sse
 from rock.modelservice.dialects.anthropic.content import MALFORMED, SIGNATURE
 from rock.modelservice.dialects.anthropic.errors import error_body
 from rock.modelservice.dialects.canonical import Object
+from rock.modelservice.graph.answer import Answer, AnswerChoice
 from rock.modelservice.wire import ToolCall, Usage
 
 PING = sse.encode(b'{"type":"ping"}', event="ping")

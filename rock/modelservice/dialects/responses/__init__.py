@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from rock.errors import RockError
-from rock.modelservice.counting import TokenCounter, estimate_tokens
 from rock.modelservice.dialects.base import (
     NO_HISTORY,
     ErrorReply,
@@ -22,6 +21,7 @@ from rock.modelservice.dialects.base import (
     take,
 )
 from rock.modelservice.dialects.chat import epoch_seconds
+from rock.modelservice.dialects.counting import TokenCounter, estimate_tokens
 from rock.modelservice.dialects.openai_errors import error_reply
 from rock.modelservice.dialects.responses.reply import ResponsesRenderer
 from rock.modelservice.dialects.responses.request import asked

@@ -11,10 +11,10 @@ from collections.abc import Callable
 import msgspec
 from msgspec import Raw, Struct
 
-from rock.modelservice.answer import AnswerChoice
 from rock.modelservice.dialects.canonical import Object
 from rock.modelservice.dialects.responses.items import SEALED
 from rock.modelservice.dialects.responses.tools import Target, Targets
+from rock.modelservice.graph.answer import AnswerChoice
 from rock.modelservice.wire import ToolCall
 
 Event = tuple[str, Object]

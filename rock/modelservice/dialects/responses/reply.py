@@ -14,11 +14,11 @@ import msgspec
 from msgspec import Struct
 
 from rock.errors import BadRequest, ContextLengthExceeded, QueueFull, RockError, SessionClosed
-from rock.modelservice import sse
-from rock.modelservice.answer import Answer, AnswerChoice
+from rock.modelservice.dialects import sse
 from rock.modelservice.dialects.canonical import Object
 from rock.modelservice.dialects.responses.output import Item, output_items
 from rock.modelservice.dialects.responses.tools import Targets
+from rock.modelservice.graph.answer import Answer, AnswerChoice
 from rock.modelservice.wire import Usage
 
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}

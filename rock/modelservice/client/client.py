@@ -1,0 +1,358 @@
+"""Python clients of the control plane: `TrainerClient`, `AdminClient`, and their blocking twins.
+
+    async with TrainerClient(url, key) as trainer:
+        for lease in (await trainer.claim("worker-1", max_leases=8)).leases: ...
+
+Promises: an error reply is raised as the class of `rock.errors` with its code; a connection that
+cannot be made or breaks, and a service that says it must be restarted, is tried again for
+`retry_seconds` (so a restart passes unnoticed), then ServiceUnavailable or JournalError. Everything that is retried is safe to repeat, except that a
+session may be created twice; the unused one expires.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from urllib.parse import quote
+
+import aiohttp
+import msgspec
+import tenacity
+from msgspec import Struct
+from msgspec.structs import replace
+from yarl import URL
+
+from rock.errors import (
+    BadRequest,
+    JournalError,
+    ModelServiceError,
+    NotFound,
+    ServiceUnavailable,
+    error_for,
+)
+from rock.modelservice import wire
+from rock.modelservice.graph import deltas
+from rock.modelservice.wire import groups as wire_groups
+from rock.modelservice.wire.interceptors import (
+    Interceptor,
+    InterceptorList,
+    InterceptorRemoved,
+    InterceptorStatus,
+)
+from rock.modelservice.wire.partial import (
+    CancelledReply,
+    CancelledRequest,
+    Partial,
+    PartialReply,
+    PartialRequest,
+)
+
+T = TypeVar("T")
+MAX_PIECE_BYTES = 1 << 18
+_BROKEN = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError)
+"""What a request over a dead or dying connection raises."""
+_AWAY = (ServiceUnavailable, JournalError)
+"""What a service answers that must be started again, which somebody is expected to do."""
+
+
+class ControlClient:
+    """One connection pool to one control plane. Use as `async with`."""
+
+    def __init__(self, url: str, key: str, *, retry_seconds: float = 30.0) -> None:
+        self._url = url.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {key}"}
+        self._retry_seconds = retry_seconds
+        self._http: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._http = aiohttp.ClientSession(
+            headers=self._headers, connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Idempotent."""
+        http, self._http = self._http, None
+        if http is not None:
+            await http.close()
+
+    async def shards(self) -> list[int]:
+        """Ports of all shards' control planes, this one's among them; none if it is the only one."""
+        try:
+            return (await self._call("GET", "/trainer/v1/shards", wire.ShardPorts)).control_ports
+        except NotFound:  # a service of before there were shards
+            return []
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        reply: type[T],
+        body: Struct | None = None,
+        *,
+        wait_seconds: float = 0.0,
+    ) -> T:
+        """One request, its reply decoded as `reply`. The bound is `wait_seconds` and half a minute."""
+        data = None if body is None else msgspec.json.encode(body)
+        bound = aiohttp.ClientTimeout(total=wait_seconds + 30.0, connect=10.0)
+        async for attempt in tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type((*_BROKEN, *_AWAY)),
+            wait=tenacity.wait_exponential(multiplier=0.05, max=1.0)
+            + tenacity.wait_random(0, 0.05),
+            stop=tenacity.stop_after_delay(self._retry_seconds),
+            retry_error_callback=self._unreachable,
+        ):
+            with attempt:
+                status, raw = await self._once(method, path, data, bound)
+                return _decode(status, raw, reply)
+        raise ServiceUnavailable(f"{self._url}{path}: no attempt was made")
+
+    def _unreachable(self, state: tenacity.RetryCallState) -> Any:
+        cause = state.outcome.exception() if state.outcome else None
+        if isinstance(cause, JournalError):
+            raise cause
+        raise ServiceUnavailable(
+            f"ModelService at {self._url} does not answer ({type(cause).__name__}: {cause})"
+        ) from cause
+
+    async def _once(
+        self, method: str, path: str, data: bytes | None, bound: aiohttp.ClientTimeout
+    ) -> tuple[int, bytes]:
+        if self._http is None:
+            raise ServiceUnavailable("the client is closed; use it inside `async with`")
+        # As a file a large body goes out in pieces; as bytes, aiohttp warns that it holds the loop up.
+        body = io.BytesIO(data) if data is not None and len(data) > MAX_PIECE_BYTES else data
+        async with self._http.request(
+            method, URL(self._url + path, encoded=True), data=body, timeout=bound
+        ) as response:
+            return response.status, await response.read()
+
+
+def _decode(status: int, raw: bytes, reply: type[T]) -> T:
+    """The reply, or the error it stands for."""
+    if status < 400:
+        return msgspec.json.decode(raw, type=reply)
+    try:
+        error = msgspec.json.decode(raw, type=wire.ErrorReply).error
+    except msgspec.DecodeError:
+        raise ModelServiceError(f"HTTP {status} without an error body: {raw[:200]!r}") from None
+    raise error_for(error.code, error.message, param=error.param)
+
+
+class TrainerClient(ControlClient):
+    """The trainer API: claim calls, answer them, tell the policy version; claim finished groups.
+
+    Between the service and this client history travels once (`deltas`); the leases it returns are
+    whole, and the completions it takes may be.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        key: str,
+        *,
+        retry_seconds: float = 30.0,
+        memory_bytes: int = deltas.MAX_BYTES,
+    ) -> None:
+        super().__init__(url, key, retry_seconds=retry_seconds)
+        self._memory = deltas.LeaseMemory(memory_bytes)
+
+    async def claim(
+        self,
+        worker_id: str,
+        *,
+        max_leases: int = 1,
+        lease_seconds: float = 60.0,
+        wait_seconds: float = 20.0,
+        policy_version: int | None = None,
+        whole: bool = True,
+    ) -> wire.ClaimReply:
+        """Waits up to `wait_seconds` for the first call; no leases when none came.
+
+        Without `whole`, leases are as the service sent them: what this worker has from the parent
+        that it answered is left out (`omitted`). For engines that keep their conversations.
+        """
+        request = wire.ClaimRequest(
+            worker_id=worker_id,
+            max_leases=max_leases,
+            lease_seconds=lease_seconds,
+            wait_seconds=wait_seconds,
+            policy_version=policy_version,
+            delta=True,
+        )
+        reply = await self._call(
+            "POST", "/trainer/v1/claim", wire.ClaimReply, request, wait_seconds=wait_seconds
+        )
+        return replace(reply, leases=await self._restored(reply.leases)) if whole else reply
+
+    async def leases(self, lease_ids: Sequence[str]) -> list[wire.Lease]:
+        """These leases, whole; those that are over are missing."""
+        body = wire.LeasesRequest(lease_ids=list(lease_ids))
+        return (await self._call("POST", "/trainer/v1/leases", wire.LeasesReply, body)).leases
+
+    async def _restored(self, leases: list[wire.Lease]) -> list[wire.Lease]:
+        restored = {lease.lease_id: self._memory.restore(lease) for lease in leases}
+        missing = [lease_id for lease_id, lease in restored.items() if lease is None]
+        if missing:
+            for lease in await self.leases(missing):
+                restored[lease.lease_id] = self._memory.restore(lease)
+        return [lease for lease in restored.values() if lease is not None]
+
+    async def complete(self, completions: Sequence[wire.Completion]) -> list[wire.ItemResult]:
+        """Answer leases; look at each item's `error` (late: `lease_lost`)."""
+        short = [self._memory.shorten(item) for item in completions]
+        results = await self._complete(short)
+        # A service that lost the parent's ids, as no one expects, gets the whole.
+        again = [
+            number
+            for number, result in enumerate(results)
+            if short[number] is not completions[number]
+            and result.error is not None
+            and result.error.code == BadRequest.code
+        ]
+        if again:
+            whole = await self._complete([completions[number] for number in again])
+            for number, result in zip(again, whole, strict=True):
+                results[number] = result
+        for completion, result in zip(completions, results, strict=True):
+            if result.error is None:
+                self._memory.answered(completion, trainable=result.untrainable is None)
+        return results
+
+    async def _complete(self, completions: Sequence[wire.Completion]) -> list[wire.ItemResult]:
+        body = wire.CompleteRequest(completions=list(completions))
+        return (await self._call("POST", "/trainer/v1/complete", wire.BatchReply, body)).results
+
+    async def partial(
+        self, partials: Sequence[Partial], *, worker_id: str | None = None
+    ) -> PartialReply:
+        """Send spans of answers while they are being sampled; agents that stream see them at once.
+
+        Look at each item's `error`: `lease_lost` means that nobody wants the rest.
+        """
+        body = PartialRequest(partials=list(partials), worker_id=worker_id)
+        return await self._call("POST", "/trainer/v1/partial", PartialReply, body)
+
+    async def cancelled(
+        self, worker_id: str, *, after: int = 0, wait_seconds: float = 20.0
+    ) -> CancelledReply:
+        """Leases of this worker that ended without its doing; waits for the first. Ask again with
+        `after` set to the reply's `cursor`."""
+        body = CancelledRequest(worker_id=worker_id, after=after, wait_seconds=wait_seconds)
+        return await self._call(
+            "POST", "/trainer/v1/cancelled", CancelledReply, body, wait_seconds=wait_seconds
+        )
+
+    async def renew(
+        self, lease_ids: Sequence[str], *, lease_seconds: float = 60.0
+    ) -> list[wire.ItemResult]:
+        """Keep leases; an item with an error is over, and sampling for it can stop."""
+        body = wire.RenewRequest(lease_ids=list(lease_ids), lease_seconds=lease_seconds)
+        return (await self._call("POST", "/trainer/v1/renew", wire.BatchReply, body)).results
+
+    async def release(self, lease_ids: Sequence[str]) -> list[wire.ItemResult]:
+        """Give calls back unanswered, to the head of the queue."""
+        body = wire.ReleaseRequest(lease_ids=list(lease_ids))
+        return (await self._call("POST", "/trainer/v1/release", wire.BatchReply, body)).results
+
+    async def fail(self, failures: Sequence[wire.Failure]) -> list[wire.ItemResult]:
+        """End calls without an answer; the agent gets the error."""
+        body = wire.FailRequest(failures=list(failures))
+        return (await self._call("POST", "/trainer/v1/fail", wire.BatchReply, body)).results
+
+    async def policy(
+        self,
+        *,
+        version: int | None = None,
+        state: wire.PolicyState | None = None,
+        mode: wire.PauseMode = "hold",
+    ) -> wire.PolicyStatus:
+        body = wire.PolicyUpdate(version=version, state=state, mode=mode)
+        return await self._call("POST", "/trainer/v1/policy", wire.PolicyStatus, body)
+
+    async def stats(self) -> wire.Stats:
+        return await self._call("GET", "/trainer/v1/stats", wire.Stats)
+
+    async def claim_rollouts(
+        self,
+        worker_id: str,
+        *,
+        max_groups: int = 1,
+        lease_seconds: float = 300.0,
+        wait_seconds: float = 20.0,
+    ) -> list[wire_groups.ClaimedGroup]:
+        """Complete groups of episodes; those not acknowledged in time are handed out again."""
+        body = wire_groups.RolloutClaimRequest(
+            worker_id=worker_id,
+            max_groups=max_groups,
+            lease_seconds=lease_seconds,
+            wait_seconds=wait_seconds,
+        )
+        path = "/trainer/v1/rollouts/claim"
+        reply = await self._call(
+            "POST", path, wire_groups.RolloutClaimReply, body, wait_seconds=wait_seconds
+        )
+        return reply.groups
+
+    async def ack_rollouts(self, lease_ids: Sequence[str]) -> list[wire.ItemResult]:
+        body = wire_groups.RolloutAckRequest(lease_ids=list(lease_ids))
+        path = "/trainer/v1/rollouts/ack"
+        return (await self._call("POST", path, wire.BatchReply, body)).results
+
+
+class AdminClient(ControlClient):
+    """The admin API, for harnesses: sessions, trajectories, groups."""
+
+    async def create_session(self, spec: wire.SessionSpec | None = None) -> wire.SessionCreated:
+        body = spec or wire.SessionSpec()
+        return await self._call("POST", "/admin/v1/sessions", wire.SessionCreated, body)
+
+    async def close_session(
+        self, session_id: str, reason: wire.CloseReason = "finished"
+    ) -> wire.SessionInfo:
+        """Idempotent; what is still waiting in the session ends with `session_closed`."""
+        path = f"/admin/v1/sessions/{quote(session_id, safe='')}/close"
+        return await self._call("POST", path, wire.SessionInfo, wire.SessionClose(reason=reason))
+
+    async def session(self, session_id: str) -> wire.SessionInfo:
+        return await self._call(
+            "GET", f"/admin/v1/sessions/{quote(session_id, safe='')}", wire.SessionInfo
+        )
+
+    async def trajectory(self, session_id: str) -> wire.Trajectory:
+        path = f"/admin/v1/sessions/{quote(session_id, safe='')}/trajectory"
+        return await self._call("GET", path, wire.Trajectory, wait_seconds=60.0)
+
+    async def interceptors(self) -> InterceptorList:
+        return await self._call("GET", "/admin/v1/interceptors", InterceptorList)
+
+    async def set_interceptor(self, name: str, spec: Interceptor) -> InterceptorStatus:
+        """Add one, or change the one of that name; it holds from the next request on."""
+        path = f"/admin/v1/interceptors/{quote(name, safe='')}"
+        return await self._call("PUT", path, InterceptorStatus, spec)
+
+    async def remove_interceptor(self, name: str) -> InterceptorRemoved:
+        path = f"/admin/v1/interceptors/{quote(name, safe='')}"
+        return await self._call("DELETE", path, InterceptorRemoved)
+
+    async def publish_group(self, group: wire_groups.Group) -> wire_groups.PublishReply:
+        """Idempotent by `group_id`."""
+        return await self._call("POST", "/admin/v1/groups", wire_groups.PublishReply, group)
+
+    async def group_status(self, group_id: str) -> wire_groups.GroupStatus:
+        return await self._call(
+            "GET", f"/admin/v1/groups/{quote(group_id, safe='')}", wire_groups.GroupStatus
+        )
+
+    async def health(self) -> wire.Health:
+        return await self._call("GET", "/admin/v1/health", wire.Health)

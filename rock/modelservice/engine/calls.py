@@ -1,0 +1,428 @@
+"""One call, and the conversation it is part of: who waits for it, what it repeats, what it asks.
+
+`book.Book` holds them all and says what the journal's records do to them. Nothing in here does I/O;
+a waiting agent is a future in its call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+import msgspec
+from msgspec import Raw, Struct
+from msgspec.structs import replace
+
+from rock.errors import (
+    BadRequest,
+    CallFailed,
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    Forbidden,
+    RockError,
+    SessionClosed,
+    UpstreamError,
+    UpstreamUnauthorized,
+)
+from rock.modelservice.engine.queue import Ticket
+from rock.modelservice.engine.spans import Said
+from rock.modelservice.graph import chains
+from rock.modelservice.graph.answer import Answer
+from rock.modelservice.graph.graph import Extension, Located, MessageGraph, Placement
+from rock.modelservice.graph.rows import CallTokens
+from rock.modelservice.journal import records
+from rock.modelservice.sessions import Session
+from rock.modelservice.states import ENDED_WITHOUT, Event, State
+from rock.modelservice.wire import CanonicalRequest, ChainClass, Omitted, Pins
+from rock.types import CallId, WorkerId
+
+_FAILURES: dict[str, type[RockError]] = {
+    kind.code: kind
+    for kind in (
+        BadRequest,
+        ContextLengthExceeded,
+        DeadlineExceeded,
+        Forbidden,
+        SessionClosed,
+        UpstreamError,
+        UpstreamUnauthorized,
+    )
+}
+_TRANSPORT_FIELDS = ("stream", "stream_options")
+"""How an answer is sent, which does not change what is asked."""
+
+Identity = tuple[str, int, int | None, bytes]
+"""Dialect, messages, tools and parameters: equal for two requests that ask the same."""
+
+
+def failure(code: str, message: str) -> RockError:
+    """The error an agent gets for a call that ended with `code`."""
+    return _FAILURES.get(code, CallFailed)(message)
+
+
+class Original(Struct, frozen=True):
+    """A request as it was asked: its place in the graph, its tools, its parameters as JSON."""
+
+    leaf: int
+    tools: int | None
+    request: bytes
+
+
+class Call(Ticket):
+    """One request for a completion. Several connections can wait for the same call.
+
+    Holds no decoded request and no task: parameters as JSON, messages as a place in the session's
+    graph, and one future per waiting connection.
+    """
+
+    __slots__ = (
+        "_waiters",
+        "answered_by",
+        "answered_lease",
+        "asked_at",
+        "attached",
+        "branch",
+        "chain_class",
+        "covers",
+        "cut_off",
+        "dialect",
+        "edited_by",
+        "fingerprint",
+        "idempotency_key",
+        "identity",
+        "kind",
+        "leaf",
+        "number",
+        "original",
+        "outcome",
+        "parent",
+        "parent_choice",
+        "pinned",
+        "request",
+        "said",
+        "session",
+        "shown",
+        "stored",
+        "tokens",
+        "tools",
+        "visible",
+    )
+
+    def __init__(self, id: CallId, session: Session, *, number: int, record: records.CallQueued):
+        super().__init__(
+            id,
+            session.id,
+            backend=session.spec.backend,
+            session_arrival=session.arrival,
+            priority=session.priority,
+        )
+        self.session = session
+        self.number = number
+        """Place in the session, from 0."""
+        self.dialect = record.dialect
+        self.idempotency_key = record.idempotency_key
+        self.kind = record.kind
+        self.pinned = record.pinned
+        self.request, self.tools = _effective(record)
+        """The effective canonical request as JSON, without messages and tools."""
+        self.original: Original | None = None
+        """What was asked, where interceptors put something else in its place."""
+        self.edited_by = record.edited_by
+        self.identity: Identity | None = None
+        self.parent: Call | None = None
+        self.leaf = self.parent_choice = self.covers = 0
+        self.branch: str | None = None
+        self.chain_class: ChainClass = "main"
+        self.asked_at = 0.0
+        """On the service's clock; its deadline counts from here."""
+        self.attached = 0
+        """Connections that wait for this call."""
+        self.cut_off = False
+        """A restart of the service ended the connection that waited for it."""
+        self.said: Said | None = None
+        """What workers have said while the call was open."""
+        self.visible = 0
+        """How many spans of that are on disk, so that agents may see them."""
+        self.shown = False
+        """A connection has read of it: the answer must begin with it."""
+        self.stored: Answer | RockError | None = None
+        """How the call ended; visible to agents once it is on disk, as `outcome`."""
+        self.outcome: Answer | RockError | None = None
+        self.answered_lease: str | None = None
+        self.answered_by: WorkerId | None = None
+        """Which worker has this call's messages and tokens; None if a restart forgot it."""
+        self.fingerprint: bytes | None = None
+        self.tokens: CallTokens | None = None
+        self._waiters: list[asyncio.Future[None]] | None = None
+        session.count(None, self.state)
+
+    def move(self, event: Event) -> None:
+        before = self.state
+        super().move(event)
+        self.session.count(before, self.state)
+
+    async def answer(self) -> Answer:
+        """The answer, once it is on disk.
+
+        Raises the `RockError` that ended the call: `DeadlineExceeded`, `CallFailed`,
+        `ContextLengthExceeded`, `SessionClosed`, … Bounded by the call's deadline.
+        """
+        while self.outcome is None:
+            waiter = self._wait()
+            try:
+                await waiter
+            finally:
+                self._forget(waiter)
+        if isinstance(self.outcome, Answer):
+            return self.outcome
+        assert self.outcome is not None
+        raise self.outcome
+
+    async def ended_within(self, seconds: float) -> bool:
+        """Wait at most `seconds` for the call to end; whether it has (then `answer` is immediate)."""
+        end = asyncio.get_running_loop().time() + seconds
+        while self.outcome is None and await self._woken_before(end):
+            pass
+        return self.outcome is not None
+
+    async def news_within(self, seconds: float, seen: int) -> bool:
+        """Wait at most `seconds` for the call to end, or to have more than `seen` visible spans."""
+        end = asyncio.get_running_loop().time() + seconds
+        while self.outcome is None and self.visible <= seen and await self._woken_before(end):
+            pass
+        return self.outcome is not None or self.visible > seen
+
+    def spans_after(self, seen: int) -> list[tuple[str, str]]:
+        """(text, reasoning) of the visible spans from number `seen` on."""
+        return [] if self.said is None else self.said.since(seen, self.visible)
+
+    def reveal(self, count: int) -> None:
+        """The first `count` spans are on disk."""
+        if self.said is not None:
+            self.visible = max(self.visible, min(count, len(self.said)))
+            self._wake()
+
+    def forget_spans(self) -> None:
+        """The answer has come and says it all, or the spans are void."""
+        self.said = None
+        self.visible = 0
+
+    def publish(self, outcome: Answer | RockError) -> None:
+        """Show the outcome to whoever waits and whoever will ask."""
+        self.outcome = outcome
+        self._wake()
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, None
+        for waiter in waiters or ():
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def _woken_before(self, end: float) -> bool:
+        left = end - asyncio.get_running_loop().time()
+        waiter = self._wait()
+        try:
+            done, _ = await asyncio.wait((waiter,), timeout=max(0.0, left))
+        finally:
+            self._forget(waiter)
+        return bool(done)
+
+    def _wait(self) -> asyncio.Future[None]:
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self._waiters is None:
+            self._waiters = []
+        self._waiters.append(waiter)
+        return waiter
+
+    def _forget(self, waiter: asyncio.Future[None]) -> None:
+        if self._waiters is not None and waiter in self._waiters:
+            self._waiters.remove(waiter)
+
+
+def _effective(record: records.CallQueued) -> tuple[bytes, int | None]:
+    """(parameters as JSON, number of the tools list)"""
+    said = record.edited or record
+    return _with_pins(bytes(said.request), record.pinned), said.tools
+
+
+def _with_pins(request: bytes, pinned: Raw | None) -> bytes:
+    if pinned is None:
+        return request
+    pins = msgspec.json.decode(pinned, type=Pins)
+    effective = replace(msgspec.json.decode(request, type=CanonicalRequest), **pins_set(pins))
+    return records.encoder.encode(effective)
+
+
+def pins_set(pins: Pins) -> dict[str, object]:
+    """The pins that are not null, by field."""
+    return {
+        name: value for name in pins.__struct_fields__ if (value := getattr(pins, name)) is not None
+    }
+
+
+class Asked(Struct, frozen=True):
+    """A request looked up in its session, before anything is changed."""
+
+    located: Located
+    parameters: bytes
+    """The canonical request as JSON, without messages, tools and transport fields."""
+    identity: Identity | None
+    """None if nobody asked the same before."""
+
+
+_SPARE_LEVELS = 128
+"""Nesting left to whoever reads a request inside something else: the journal, a worker."""
+
+
+def _check_readable(part: bytes) -> None:
+    """Raises `BadRequest` for JSON that was taken raw but that a later reader could not read."""
+    try:
+        str(part, "utf-8")
+        if part.count(b"[") + part.count(b"{") > _SPARE_LEVELS:
+            deeper = b"%b%b%b" % (b"[" * _SPARE_LEVELS, part, b"]" * _SPARE_LEVELS)
+            msgspec.json.decode(deeper, type=Raw)
+    except UnicodeDecodeError as exc:
+        raise BadRequest(f"the request is not valid UTF-8: {exc.reason}") from exc
+    except RecursionError as exc:
+        raise BadRequest("the request's JSON is nested too deeply") from exc
+
+
+class Conversation:
+    """What one session has said and heard."""
+
+    __slots__ = ("_by_identity", "_by_key", "calls", "graph")
+
+    def __init__(self) -> None:
+        self.graph = MessageGraph()
+        self.calls: list[Call] = []
+        self._by_identity: dict[Identity, list[Call]] = {}
+        self._by_key: dict[str, Call] = {}
+
+    def look_up(self, dialect: str, request: CanonicalRequest) -> Asked:
+        """Raises `BadRequest` for bytes that no worker could read."""
+        tools = None
+        if request.tools is not None:
+            tools = Raw(b"[" + b",".join(bytes(tool) for tool in request.tools) + b"]")
+        located = self.graph.locate(request.messages, tools)
+        extra = request.extra
+        if any(name in extra for name in _TRANSPORT_FIELDS):
+            extra = {name: extra[name] for name in extra if name not in _TRANSPORT_FIELDS}
+        parameters = records.encoder.encode(replace(request, messages=[], tools=None, extra=extra))
+        for part in (*located.rest, located.tools or b"", parameters):
+            _check_readable(part)
+        identity = None
+        if located.complete:
+            number = self.graph.number_of(located.tools)
+            identity = (dialect, located.base, number, parameters)
+        return Asked(located, parameters, identity)
+
+    def find_retried(self, asked: Asked, key: str | None, retry_count: int) -> Call | None:
+        """The call that a request repeats, in the order of design promise 3; None for a new one.
+
+        Raises `BadRequest` for an idempotency key that was used with another request.
+        """
+        if key is not None and (call := self._by_key.get(key)) is not None:
+            if call.identity != asked.identity:
+                raise BadRequest(
+                    "this Idempotency-Key was used with a different request in this session",
+                    param="Idempotency-Key",
+                )
+            return None if call.state in ENDED_WITHOUT else call
+        if asked.identity is None:
+            return None
+        same = [
+            call
+            for call in self._by_identity.get(asked.identity, ())
+            if call.state not in ENDED_WITHOUT
+            and (key is None or call.idempotency_key in (None, key))
+        ]
+        for call in same:
+            if call.attached == 0 and call.state is not State.DELIVERED:
+                return call
+        return same[-1] if same and retry_count > 0 else None
+
+    def add(self, call: Call, extension: Extension) -> None:
+        """Give a new call its place in the graph."""
+        call.leaf = extension.leaf
+        placement = self.graph.place(extension)
+        if placement.parent is not None:
+            call.parent = self.calls[placement.parent.call]
+            call.parent_choice = placement.parent.choice
+        call.covers = placement.covers
+        self._classify(call, placement, extension)
+        if placement.parent is not None and call.chain_class == self._class_before(call):
+            self.graph.go_on(placement.parent)
+        self.calls.append(call)
+
+    def _classify(self, call: Call, placement: Placement, extension: Extension) -> None:
+        """Say whose work the call is and why it is a chain of its own, if it is."""
+        branch = placement.branch
+        marked = chains.class_of_kind(call.kind)
+        if marked is None:
+            new = (self.graph.blob(number) for number in extension.path)
+            if branch in chains.REFINABLE:
+                branch = chains.refined(branch, new, self._answered())
+            side = branch if branch in ("auxiliary", "subagent") else None
+            call.chain_class = cast("ChainClass | None", side) or self._class_before(call)
+        else:
+            call.chain_class = marked
+            if call.parent is None or call.parent.chain_class != marked:
+                branch = marked if branch != "retry" else branch
+        call.branch = branch
+
+    def _class_before(self, call: Call) -> ChainClass:
+        """What a call is that goes on from its parent: after a compaction, what was compacted."""
+        before = call.parent
+        if before is None:
+            before = next((c for c in reversed(self.calls) if c.chain_class != "auxiliary"), None)
+            if before is None or before.chain_class != "compaction":
+                return "main"
+        while before is not None and before.chain_class == "compaction":
+            before = before.parent
+        return "main" if before is None else before.chain_class
+
+    def _answered(self) -> list[chains.Earlier]:
+        """The session's last answers, oldest first."""
+        found: list[chains.Earlier] = []
+        for call in reversed(self.calls):
+            if isinstance(call.stored, Answer):
+                messages = [choice.message for choice in call.stored.choices]
+                found.append(chains.Earlier(call.chain_class, messages))
+                if len(found) == chains.LOOK_BACK:
+                    break
+        found.reverse()
+        return found
+
+    def remember(self, call: Call, parameters: bytes) -> None:
+        """Let retries of the call find it."""
+        asked = call.original or call
+        call.identity = (call.dialect, asked.leaf, asked.tools, parameters)
+        self._by_identity.setdefault(call.identity, []).append(call)
+        if call.idempotency_key is not None:
+            self._by_key[call.idempotency_key] = call
+
+    def request_of(self, call: Call) -> CanonicalRequest:
+        """The effective request, whole: what a worker gets."""
+        return self._whole(call, Omitted())
+
+    def original_of(self, call: Call) -> CanonicalRequest | None:
+        """What was asked, whole, where interceptors put something else in its place."""
+        if call.original is None:
+            return None
+        return self._whole(call.original, Omitted())
+
+    def request_after(self, call: Call, parent: Call) -> tuple[CanonicalRequest, Omitted]:
+        """The effective request without what it shares with its parent's, and what that is."""
+        omitted = Omitted(
+            messages=self.graph.shared(call.leaf, parent.leaf),
+            tools=call.tools is not None and call.tools == parent.tools,
+            token_ids=parent.tokens is not None,
+        )
+        return self._whole(call, omitted), omitted
+
+    def _whole(self, call: Call | Original, omitted: Omitted) -> CanonicalRequest:
+        request = msgspec.json.decode(call.request, type=CanonicalRequest)
+        request.messages = self.graph.messages(call.leaf, omitted.messages)
+        if call.tools is not None and not omitted.tools:
+            request.tools = msgspec.json.decode(self.graph.blob(call.tools), type=list[Raw])
+        return request

@@ -1,0 +1,287 @@
+"""The message graph of one session: every message once, a call is a path, an answer is a node.
+
+Two trees over the same messages. The *as-sent* tree reproduces a request byte for byte; a message's
+bytes are stored once per session and named by a number, so a turn costs what is new in it. The
+*normalised* tree (`messages.describe`) finds the answer that a request goes on from although its
+client spelled it differently. Everything here is rebuilt by replaying the journal in order; node and
+message numbers come out the same.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from msgspec import Raw, Struct
+
+from rock.modelservice.graph.messages import Described, describe, describe_answer
+from rock.modelservice.wire import AssistantMessage
+
+_ROOT = 0
+_SYSTEM_ROLES = ("system", "developer")
+
+
+class Extension(Struct, frozen=True, kw_only=True):
+    """What one request added to the graph; with it the journal can add the same again."""
+
+    base: int
+    """As-sent node of the longest prefix that was known."""
+    path: list[int]
+    """Message numbers after `base`."""
+    blobs: list[bytes]
+    """The messages (and tools) never seen before, numbered on from the last."""
+    leaf: int
+    """As-sent node of the whole request."""
+    known: int
+    """How many leading messages were known, in normalised form."""
+    tools: int | None
+    """Number of the tools list."""
+
+
+class Located(Struct, frozen=True):
+    """A request looked up in the graph."""
+
+    base: int
+    """As-sent node of its longest known prefix."""
+    rest: list[bytes]
+    """The messages after that."""
+    tools: bytes | None
+    complete: bool
+    """The very same messages and tools were asked before."""
+
+
+class AnswerRef(Struct, frozen=True):
+    """Choice `choice` of the session's call number `call`."""
+
+    call: int
+    choice: int
+
+
+class Placement(Struct, frozen=True):
+    """Where a call stands: the answer it goes on from, and why it does not, if so."""
+
+    parent: AnswerRef | None
+    covers: int
+    """Leading messages that the parent's prompt and answer cover."""
+    branch: str | None
+    """`retry`, `edit`, `fork`, `auxiliary`, `new_root`; None if the call simply goes on."""
+
+
+class MessageGraph:
+    """One session's messages, requests and answers."""
+
+    def __init__(self) -> None:
+        self._blobs: list[bytes] = []
+        self._raws: list[Raw] = []
+        """The same bytes: what was sent compares with them without being copied."""
+        self._described: list[Described | None] = []
+        self._numbers: dict[bytes, int] = {}
+        # As-sent nodes; index 0 is the root. `latest` is the child that was added last.
+        self._parent = array("i", [_ROOT])
+        self._blob = array("i", [-1])
+        self._latest = array("i", [_ROOT])
+        self._depth = array("i", [0])
+        self._normal = array("i", [_ROOT])
+        self._children: dict[int, int] = {}
+        # Normalised nodes.
+        self._normal_parent = array("i", [_ROOT])
+        self._normal_role: list[str] = [""]
+        self._normal_children: dict[tuple[int, bytes], int] = {}
+        self._answers: dict[int, AnswerRef] = {}
+        self._answer_of_call_id: dict[str, tuple[int, AnswerRef] | None] = {}
+        self._echoes: dict[int, AnswerRef] = {}
+        """As-sent nodes that a tool-call id identified as one answer, even among equal answers."""
+        self._asked: set[int] = set()
+        self._continued: set[AnswerRef] = set()
+        self._tools_seen = False
+
+    # --- requests ---
+
+    def locate(self, messages: Sequence[Raw], tools: Raw | None = None) -> Located:
+        """How much of a request is known; changes nothing. The cost is that of reading it."""
+        node, covered = _ROOT, 0
+        for message in messages:
+            child = self._known_child(node, message)
+            if child is None:
+                break
+            node = child
+            covered += 1
+        tools_sent = None if tools is None else bytes(tools)
+        tools_known = tools_sent is None or tools_sent in self._numbers
+        rest = [bytes(message) for message in messages[covered:]]
+        return Located(node, rest, tools_sent, not rest and tools_known)
+
+    def number_of(self, blob: bytes | None) -> int | None:
+        return None if blob is None else self._numbers.get(blob)
+
+    def extend(self, located: Located) -> Extension:
+        """Add a request that `locate` has just looked up."""
+        blobs: list[bytes] = []
+        fresh: dict[bytes, int] = {}
+
+        def number(blob: bytes) -> int:
+            known = self._numbers.get(blob, fresh.get(blob))
+            if known is None:
+                known = fresh[blob] = len(self._blobs) + len(blobs)
+                blobs.append(blob)
+            return known
+
+        path = [number(message) for message in located.rest]
+        tools = None if located.tools is None else number(located.tools)
+        return self.replay(base=located.base, path=path, blobs=blobs, tools=tools)
+
+    def replay(
+        self, *, base: int, path: list[int], blobs: list[bytes], tools: int | None
+    ) -> Extension:
+        """Add what `extend` found, as the journal recorded it."""
+        for blob in blobs:
+            self._numbers[blob] = len(self._blobs)
+            self._blobs.append(blob)
+            self._raws.append(Raw(blob))
+            self._described.append(None)
+        node, known = base, self._depth[base]
+        still_known = True
+        for number in path:
+            node, was_known = self._add(node, number)
+            still_known = still_known and was_known
+            known += still_known
+        return Extension(base=base, path=path, blobs=blobs, leaf=node, known=known, tools=tools)
+
+    def place(self, extension: Extension) -> Placement:
+        """Find the parent of the request just added, and remember that it was asked.
+
+        Whether the parent's chain now goes on here is for the caller to say: `go_on`.
+        """
+        leaf = self._normal[extension.leaf]
+        roles: list[str] = []  # from the leaf up
+        node = extension.leaf
+        parent: AnswerRef | None = None
+        while node != _ROOT:
+            normal = self._normal[node]
+            parent = self._echoes.get(node) or self._answers.get(normal)
+            if parent is not None:
+                break
+            roles.append(self._normal_role[normal])
+            node = self._parent[node]
+        covers = self._depth[node]
+        first = not self._asked
+        if leaf in self._asked:
+            branch = "retry"
+        elif parent is not None:
+            branch = self._branch_from(parent, roles)
+        else:
+            branch = None if first else self._branch_from_root(extension, roles)
+        self._asked.add(leaf)
+        self._tools_seen = self._tools_seen or extension.tools is not None
+        return Placement(parent, covers, branch)
+
+    def go_on(self, parent: AnswerRef) -> None:
+        """A further call from this answer is a fork from now on."""
+        self._continued.add(parent)
+
+    def _branch_from(self, parent: AnswerRef, roles_after: list[str]) -> str | None:
+        if "assistant" in roles_after:
+            return "edit"  # it carries an answer that nobody here gave
+        return "fork" if parent in self._continued else None
+
+    def _branch_from_root(self, extension: Extension, roles_up: list[str]) -> str:
+        system = 0
+        for role in reversed(roles_up):
+            if role not in _SYSTEM_ROLES:
+                break
+            system += 1
+        if extension.known > system:
+            return "edit"
+        if extension.tools is None and self._tools_seen:
+            return "auxiliary"
+        return "new_root"
+
+    # --- answers ---
+
+    def add_answer(self, leaf: int, ref: AnswerRef, message: AssistantMessage) -> None:
+        """Add the answer to the request that ends in the as-sent node `leaf`."""
+        described = describe_answer(message)
+        node, _ = self._normal_child(self._normal[leaf], described)
+        self._answers[node] = ref
+        for call_id in described.call_ids:
+            # An id given twice identifies nothing; the content must do.
+            unique = call_id not in self._answer_of_call_id
+            self._answer_of_call_id[call_id] = (node, ref) if unique else None
+
+    # --- reading ---
+
+    def shared(self, leaf: int, other: int) -> int:
+        """How many leading messages the requests that end in two as-sent nodes have in common."""
+        depth, parent = self._depth, self._parent
+        while leaf != other:
+            if depth[leaf] >= depth[other]:
+                leaf = parent[leaf]
+            else:
+                other = parent[other]
+        return depth[leaf]
+
+    def messages(self, leaf: int, after: int = 0) -> list[Raw]:
+        """The request that ends in `leaf`, byte for byte, without its first `after` messages."""
+        found: list[Raw] = []
+        for _ in range(self._depth[leaf] - after):
+            found.append(self._raws[self._blob[leaf]])
+            leaf = self._parent[leaf]
+        found.reverse()
+        return found
+
+    def blob(self, number: int) -> bytes:
+        return self._blobs[number]
+
+    # --- nodes ---
+
+    def _known_child(self, node: int, message: Raw) -> int | None:
+        # The usual case compares bytes with the path taken last, and hashes nothing.
+        latest = self._latest[node]
+        if latest != _ROOT and self._raws[self._blob[latest]] == message:
+            return latest
+        number = self._numbers.get(bytes(message))
+        return None if number is None else self._children.get(node << 32 | number)
+
+    def _add(self, parent: int, number: int) -> tuple[int, bool]:
+        """The as-sent child, and whether its normalised node was there before."""
+        key = parent << 32 | number
+        node = self._children.get(key)
+        if node is not None:
+            return node, True
+        described = self._described[number]
+        if described is None:
+            described = self._described[number] = describe(self._blobs[number])
+        node = len(self._parent)
+        echo = self._echoed(self._normal[parent], described) if described.call_ids else None
+        if echo is not None:
+            normal, self._echoes[node] = echo
+            known = True
+        else:
+            normal, known = self._normal_child(self._normal[parent], described)
+        self._parent.append(parent)
+        self._blob.append(number)
+        self._latest.append(_ROOT)
+        self._depth.append(self._depth[parent] + 1)
+        self._normal.append(normal)
+        self._children[key] = node
+        self._latest[parent] = node
+        return node, known
+
+    def _echoed(self, parent: int, described: Described) -> tuple[int, AnswerRef] | None:
+        """The answer below the normalised node `parent` that one of the message's ids names."""
+        for call_id in described.call_ids:
+            answer = self._answer_of_call_id.get(call_id)
+            if answer is not None and self._normal_parent[answer[0]] == parent:
+                return answer
+        return None
+
+    def _normal_child(self, parent: int, described: Described) -> tuple[int, bool]:
+        key = (parent, described.digest)
+        node = self._normal_children.get(key)
+        if node is not None:
+            return node, True
+        node = len(self._normal_parent)
+        self._normal_parent.append(parent)
+        self._normal_role.append(described.role)
+        self._normal_children[key] = node
+        return node, False

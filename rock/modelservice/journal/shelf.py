@@ -1,0 +1,127 @@
+"""Where the journal has the records of each session, so that a closed one need not stay in memory.
+
+Live sessions are in the book as well; of a session that was put out of memory (`retire`) only its
+places are kept, and its calls are rebuilt from them when somebody asks. Compaction moves the records
+of retired sessions into archives, of which one marker is left. No I/O.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
+from pathlib import Path
+
+from msgspec import Struct
+
+from rock.modelservice.journal import records, segments
+from rock.modelservice.journal.segments import Segment, Spot
+from rock.modelservice.sessions import Over
+
+
+class Retired(Struct, frozen=True):
+    """What is known of a closed session without reading it."""
+
+    key_sha256: bytes
+    over: Over
+    at: float | None
+    """When it was closed, in seconds since 1970."""
+
+
+class Stretch(Struct, frozen=True):
+    """A session's records in an archive, one after the other."""
+
+    path: Path
+    offset: int
+    length: int
+
+
+class Shelf:
+    """Places of records, by session and by group."""
+
+    def __init__(self) -> None:
+        self.places: dict[str, array[int]] = {}
+        self.retired: dict[str, Retired] = {}
+        self.archived: dict[str, records.SessionArchived] = {}
+        self.groups: dict[str, int] = {}
+        """Where each group that is not acknowledged was published."""
+        self.boots = array("Q")
+        self.policy: int | None = None
+        """Where the policy was last changed."""
+
+    def __contains__(self, session_id: str) -> bool:
+        """Whether a session is out of memory and can be rebuilt."""
+        return session_id in self.retired
+
+    def index(self, record: records.Record, place: int) -> None:
+        """A record was, or is about to be, written at `place`."""
+        session_id = records.session_of(record)
+        if session_id is not None and not isinstance(record, records.SessionArchived):
+            self._add(session_id, place)
+            return
+        match record:
+            case records.Booted():
+                self.boots.append(place)
+            case records.PolicyChanged():
+                self.policy = place
+            case records.GroupPublished():
+                self.groups.setdefault(record.group_id, place)
+            case records.GroupAcknowledged():
+                self.groups.pop(record.group_id, None)
+            case records.SessionArchived():
+                self.archive(record)
+            case records.InterceptorSet() | records.InterceptorRemoved():
+                pass  # few and small: compaction writes those that stand anew
+            case _:
+                pass
+
+    def _add(self, session_id: str, place: int) -> None:
+        places = self.places.get(session_id)
+        if places is None:
+            places = self.places[session_id] = array("Q")
+        places.append(place)
+
+    def archive(self, marker: records.SessionArchived) -> None:
+        """The session is in an archive now, and nowhere else."""
+        self.places.pop(marker.session, None)
+        self.archived[marker.session] = marker
+        self.retired[marker.session] = Retired(
+            marker.key_sha256, Over(marker.reason, marker.limit, marker.bound), marker.at
+        )
+
+    def forget(self, session_id: str) -> Retired:
+        """Nobody can ask for a retired session any more."""
+        self.places.pop(session_id, None)
+        self.archived.pop(session_id, None)
+        return self.retired.pop(session_id)
+
+    def with_boots(self, places: array[int]) -> array[int]:
+        """A session's records and the restarts between them, which are part of its story."""
+        if not places:
+            return places
+        low = bisect_right(self.boots, places[0])
+        high = bisect_left(self.boots, places[-1])
+        return array("Q", sorted([*places, *self.boots[low:high]])) if low < high else places
+
+    def locate(self, session_id: str, files: list[Segment], folder: Path) -> list[Spot] | Stretch:
+        """Where the records of a session are at this moment."""
+        marker = self.archived.get(session_id)
+        if marker is None:
+            return segments.spots(files, self.with_boots(self.places[session_id]))
+        path = segments.archive_path(folder, marker.archive)
+        return Stretch(path, marker.offset, marker.length)
+
+    def move(self, moved: Mapping[str, array[int]], others: Mapping[str, int], until: int) -> None:
+        """Records before `until` have new places: `moved` by session, `others` by name."""
+        boots = [place for name, place in others.items() if name.startswith("boot ")]
+        self.boots = array("Q", sorted(boots)) + self.boots[bisect_left(self.boots, until) :]
+        if self.policy is not None and self.policy < until:
+            self.policy = others.get("policy", self.policy)
+        for name, place in others.items():
+            kind, _, of = name.partition(" ")
+            if kind == "group" and of in self.groups and self.groups[of] < until:
+                self.groups[of] = place
+        for session_id, fresh in moved.items():
+            old = self.places.get(session_id)
+            if old is not None:
+                self.places[session_id] = fresh + old[bisect_left(old, until) :]

@@ -1,0 +1,272 @@
+"""What agents reach: OpenAI's paths, a session per caller, and a wait that stays alive.
+
+Who is asking is decided before the body is read. The key is in the path (`/s/<key>/v1/...`, with
+any API key) or is the API key (`Authorization: Bearer`, `x-api-key`). On a listener bound to a
+session any key or none will do, but a valid key of another session is refused.
+
+How one call can end, and who hears of it:
+
+    refused, failed      status in the dialect's shape, or an error event once streaming
+    answered, written    service.sent
+    answered, not written, or the agent left while waiting      service.agent_left
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from functools import partial
+from urllib.parse import unquote
+
+import msgspec
+
+from rock.errors import (
+    BadRequest,
+    ContextLengthExceeded,
+    Forbidden,
+    NotFound,
+    RockError,
+    SessionClosed,
+    Unauthorized,
+)
+from rock.modelservice import dialects
+from rock.modelservice.dialects import Dialect, ErrorReply, Exchange, Renderer
+from rock.modelservice.dialects.auxiliary import Kind, classify, never_asks_twice
+from rock.modelservice.planes.plane import EventStream, Reply, Request
+from rock.modelservice.service.service import Call, Incoming, ModelService, Session
+from rock.modelservice.telemetry.logs import about
+from rock.modelservice.telemetry.tracing import HEADERS
+
+log = logging.getLogger(__name__)
+
+MAX_KEY_CHARS = 256
+
+
+class AgentPlane:
+    """Handlers of one listener. `bound` is the session that its connections belong to, if one."""
+
+    def __init__(self, service: ModelService, *, bound: Session | None = None) -> None:
+        self._service = service
+        self._bound = bound
+        self._config = service.config
+
+    async def handle(self, request: Request) -> Reply | EventStream:
+        """Never raises a RockError: errors are replies in the dialect's shape."""
+        key, route = split_key(request.path)
+        dialect = dialects.spoken(route, request.headers)
+        try:
+            session = self._session(key, request.headers)
+            if route in dialects.BY_ROUTE or route in dialects.LOCAL:
+                if request.method != "POST":
+                    return not_allowed(dialect, request, "POST")
+                if route in dialects.LOCAL:
+                    _, answer = dialects.LOCAL[route]
+                    return Reply(200, answer(await request.read(), request.headers))
+                return await self._complete(session, dialect, request)
+            if route == "/models" or route.startswith("/models/"):
+                if request.method != "GET":
+                    return not_allowed(dialect, request, "GET")
+                return _models(session, route.removeprefix("/models").removeprefix("/"))
+            raise NotFound(f"there is no {request.method} {_shown(request.path, key)} here")
+        except RockError as exc:
+            return self.refusal(exc, dialect)
+
+    def refusal(self, exc: RockError, dialect: Dialect = dialects.DEFAULT) -> Reply:
+        self._service.refused(exc.code)
+        log.info("request refused", extra=about(status=exc.status, code=exc.code))
+        return _reply(dialect.error(exc))
+
+    def _session(self, key: str | None, headers: Mapping[str, str]) -> Session:
+        given = key or _api_key(headers)
+        if self._bound is None:
+            if not given:
+                raise Unauthorized(
+                    "no session key; give it as API key, or as /s/<key>/v1 in the URL"
+                )
+            return self._service.authenticate(given)
+        if given and self._names_another(given, self._bound):
+            raise Forbidden("this key belongs to another session than this connection")
+        return self._bound
+
+    def _names_another(self, key: str, bound: Session) -> bool:
+        try:
+            return self._service.authenticate(key).id != bound.id
+        except Unauthorized:
+            return False
+        except (SessionClosed, ContextLengthExceeded):  # closed long ago
+            return True
+
+    async def _complete(
+        self, session: Session, dialect: Dialect, request: Request
+    ) -> Reply | EventStream:
+        call, renderer, stream = await self._submit(session, dialect, request)
+        try:
+            if not stream:
+                body = renderer.reply(await call.answer())
+                sent = partial(self._service.sent, call)
+                return Reply(200, body, sent=sent, lost=partial(self._service.agent_left, call))
+            await call.news_within(self._config.stream_grace_seconds, 0)
+            if call.outcome is not None:
+                await call.answer()  # a refusal can still have its status
+        except RockError:
+            raise  # the call has ended, nobody needs to be told
+        except BaseException:  # cancelled: the agent went away while it waited
+            self._service.agent_left(call)
+            raise
+        return _CallStream(self._service, call, renderer).opened()
+
+    async def _submit(
+        self, session: Session, dialect: Dialect, request: Request
+    ) -> tuple[Call, Renderer, bool]:
+        """Read, parse and queue. The body and the parsed request end with this frame."""
+        body = await request.read()
+        parsed = dialect.parse(body, request.headers, _SessionHistory(self._service, session))
+        kind = classify(parsed.request, request.headers)
+        incoming = Incoming(
+            dialect=dialect.name,
+            request=parsed.request,
+            body=body,
+            idempotency_key=request.headers.get("Idempotency-Key"),
+            retry_count=_retry_count(kind, request.headers),
+            stream=parsed.stream,
+            trace={name: request.headers[name] for name in HEADERS if name in request.headers},
+            kind=kind,
+        )
+        call = await self._service.submit(session, incoming, wait=parsed.stream)
+        return call, parsed.renderer, parsed.stream
+
+
+class _SessionHistory:
+    """What a session asked and got before, looked up only when a request names it."""
+
+    def __init__(self, service: ModelService, session: Session) -> None:
+        self._service = service
+        self._session = session
+
+    def exchange(self, call_id: str) -> Exchange | None:
+        try:
+            call = self._service.exported_call(self._session.id, call_id)
+        except NotFound:
+            return None
+        return (
+            Exchange(call.original or call.request, call.choices[0].message)
+            if call.choices
+            else None
+        )
+
+
+class _CallStream:
+    """The streamed reply to one call, once its status is promised."""
+
+    def __init__(self, service: ModelService, call: Call, renderer: Renderer) -> None:
+        self._service = service
+        self._call = call
+        self._encoder = renderer.stream(call.id)
+        self._failed = False
+
+    def opened(self) -> EventStream:
+        return EventStream(self._frames(), sent=self._sent, lost=self._lost)
+
+    async def _frames(self) -> AsyncGenerator[bytes, None]:
+        """Spans as they come and keep-alives until the call ends, then the rest of its events, or one
+        that says what failed."""
+        pause = self._service.config.keepalive_seconds
+        clock = asyncio.get_running_loop().time
+        seen, quiet_since = 0, clock()
+        try:
+            while self._call.outcome is None:
+                await self._call.news_within(quiet_since + pause - clock(), seen)
+                frames = self._deltas(seen)
+                seen = self._call.visible  # less than before, if spans were dropped unread
+                if not frames and clock() - quiet_since >= pause:
+                    frames = self._encoder.keepalive()
+                if frames:
+                    yield frames
+                    quiet_since = clock()
+            answer = await self._call.answer()
+        except RockError as exc:
+            log.info("stream ended badly", extra=about(call_id=self._call.id, code=exc.code))
+            self._failed = True
+            yield self._encoder.error(exc)
+        else:
+            yield b"".join(self._encoder.answer(answer))
+
+    def _deltas(self, seen: int) -> bytes:
+        """The spans after the first `seen`, which from now on the answer must begin with."""
+        spans = self._call.spans_after(seen)
+        frames = b"".join([self._encoder.delta(text, reasoning) for text, reasoning in spans])
+        self._call.shown = self._call.shown or bool(frames)
+        return frames
+
+    def _sent(self) -> None:
+        if not self._failed:
+            self._service.sent(self._call)
+
+    def _lost(self) -> None:
+        if not self._failed:
+            self._service.agent_left(self._call)
+
+
+def split_key(path: str) -> tuple[str | None, str]:
+    """The session key in a path, if any, and the route below `/v1` ("" if it is not below it)."""
+    key: str | None = None
+    if path.startswith("/s/"):
+        key, slash, rest = path[3:].partition("/")
+        path = slash + rest
+    return key, path.removeprefix("/v1") if path.startswith("/v1/") else ""
+
+
+def _shown(path: str, key: str | None) -> str:
+    """A path for an error message, without the key."""
+    shown = path if key is None else path.replace(f"/s/{key}", "", 1)
+    return shown if len(shown) <= 200 else shown[:200] + "…"
+
+
+def _api_key(headers: Mapping[str, str]) -> str | None:
+    scheme, _, token = headers.get("Authorization", "").partition(" ")
+    key = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "").strip()
+    return key[:MAX_KEY_CHARS] or None
+
+
+def _retry_count(kind: Kind | None, headers: Mapping[str, str]) -> int:
+    """How often the client has asked this before; it only counts if it did ask the same."""
+    if never_asks_twice(kind, headers):
+        return 1
+    given = headers.get("x-stainless-retry-count", "")
+    return int(given) if given.isascii() and given.isdigit() and len(given) < 6 else 0
+
+
+def _models(session: Session, wanted: str) -> Reply:
+    """Any name is accepted in a request, so any model exists; the list has the one in effect.
+
+    One shape with the fields of both OpenAI and Anthropic.
+    """
+    name = session.spec.pins.model or "policy"
+    if wanted:
+        return Reply(200, msgspec.json.encode(_model(unquote(wanted))))
+    page = {"has_more": False, "first_id": name, "last_id": name}
+    return Reply(200, msgspec.json.encode({"object": "list", "data": [_model(name)], **page}))
+
+
+def _model(name: str) -> dict[str, str | int]:
+    openai: dict[str, str | int] = {"object": "model", "created": 0, "owned_by": "rock"}
+    anthropic = {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+    return {"id": name, **openai, **anthropic}
+
+
+def not_allowed(dialect: Dialect, request: Request, allowed: str) -> Reply:
+    """405, which is no RockError: a wrong method is the client's bug and nothing to catch.
+
+    A WebSocket upgrade gets 426: the client that tries one falls back to HTTP at once on that
+    status, and only after seven tries on any other.
+    """
+    exc = BadRequest(f"{request.method} is not allowed here; use {allowed}")
+    body = dialect.error(exc).body
+    if request.headers.get("Upgrade", "").lower() == "websocket":
+        return Reply(426, body, {"Upgrade": "HTTP/1.1", "Connection": "close"})
+    return Reply(405, body, {"Allow": allowed})
+
+
+def _reply(error: ErrorReply) -> Reply:
+    return Reply(error.status, error.body, error.headers)

@@ -1,0 +1,523 @@
+"""One HTTP/1.1 connection of a plane: an asyncio protocol around llhttp (`httptools`).
+
+A request is handed to the plane when its head is complete; the body is awaited only by who asks for
+it. Requests sent ahead are answered in order. A peer that goes away cancels the handler it waits for.
+What is no HTTP never reaches the plane; it is refused in the plane's shape, and logged without what
+was in it. A reply to a request that was not read to its end is followed by a bounded wait in which
+the rest is thrown away, because a connection that is closed with unread data loses the reply.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import zlib
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, TypeAlias, cast
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
+
+from rock.errors import BadRequest, BodyTimeout, PayloadTooLarge, RockError
+from rock.modelservice.planes.plane import EventStream, Reply, Request
+from rock.modelservice.settings import ServiceConfig
+
+log = logging.getLogger(__name__)
+
+MAX_HEAD_BYTES = 64 * 1024
+MAX_AHEAD = 16
+"""Requests sent ahead of replies; over it, reading pauses."""
+MAX_AHEAD_BYTES = 1 << 20
+"""The same for their bodies together."""
+LINGER_SECONDS = 10.0
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+STREAM_HEAD = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nCache-Control: no-store\r\n"
+    b"X-Accel-Buffering: no\r\n"
+)
+
+Handle: TypeAlias = Callable[[Request], Coroutine[Any, Any, Reply | EventStream]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What a listener takes from a peer; `settings` explains each."""
+
+    max_body_bytes: int
+    body_seconds: float = 60.0
+    peer_timeout_seconds: float = 60.0
+
+    @classmethod
+    def of(cls, config: ServiceConfig) -> Bounds:
+        return cls(
+            max_body_bytes=config.max_body_bytes,
+            body_seconds=config.body_seconds,
+            peer_timeout_seconds=config.peer_timeout_seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A plane, as a listener needs it."""
+
+    handle: Handle
+    refusal: Callable[[RockError], Reply]
+    bounds: Bounds
+
+
+class Headers(Mapping[str, str]):
+    """Values by name, whatever the case; the first of several."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self) -> None:
+        self._values: dict[str, str] = {}
+
+    def add(self, name: str, value: str) -> None:
+        self._values.setdefault(name, value)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self._values.get(key.lower(), default)
+
+    def __getitem__(self, key: str) -> str:
+        return self._values[key.lower()]
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and key.lower() in self._values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+class _Incoming:
+    """A request as it arrives."""
+
+    __slots__ = (
+        "answered",
+        "bad",
+        "chunks",
+        "complete",
+        "headers",
+        "keep_alive",
+        "method",
+        "size",
+        "target",
+        "version",
+        "waiter",
+    )
+
+    def __init__(self) -> None:
+        self.method = ""
+        self.target = b""
+        self.version = "1.1"
+        self.headers = Headers()
+        self.chunks: list[bytes] = []
+        self.size = 0
+        self.complete = False
+        self.keep_alive = True
+        self.answered = False
+        """Its reply was written; what still comes of it is thrown away."""
+        self.bad: RockError | None = None
+        self.waiter: asyncio.Future[None] | None = None
+
+    def wake(self) -> None:
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+    @property
+    def path(self) -> str:
+        path = self.target.partition(b"?")[0].partition(b"#")[0]
+        if not path.startswith(b"/") and b"://" in path:
+            path = b"/" + path.partition(b"://")[2].partition(b"/")[2]
+        return path.decode("utf-8", "replace")
+
+
+class Connection(asyncio.Protocol):
+    """See the module. `peers` is the listener's set of open connections; `alive` is in it."""
+
+    __slots__ = (
+        "_adapter",
+        "_arriving",
+        "_deaf",
+        "_drained",
+        "_head_at",
+        "_head_bytes",
+        "_linger",
+        "_loop",
+        "_parser",
+        "_peers",
+        "_plain_left",
+        "_queue",
+        "_transport",
+        "closing",
+        "seen_at",
+        "task",
+    )
+
+    def __init__(self, adapter: Adapter, peers: set[Connection]) -> None:
+        self._adapter = adapter
+        self._peers = peers
+        self._loop = asyncio.get_running_loop()
+        self._parser = HttpRequestParser(self)
+        self._queue: deque[_Incoming] = deque()
+        """Requests not answered, in order; the parser fills the last."""
+        self._arriving: _Incoming | None = None
+        """The request whose head is not complete."""
+        self._head_bytes = 0
+        self._head_at = 0.0
+        self._plain_left = 0
+        """Bytes of a body that are still to come, where the parser does not count them."""
+        self._deaf = False
+        """Nothing more is read as HTTP."""
+        self._drained: asyncio.Future[None] | None = None
+        self._linger: asyncio.TimerHandle | None = None
+        self.closing = False
+        """No further request is taken."""
+        self.task: asyncio.Task[None] | None = None
+        self.seen_at = self._loop.time()
+
+    # --- the transport's side ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
+        self._peers.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._peers.discard(self)
+        self._deaf = True
+        if self._linger is not None:
+            self._linger.cancel()
+        self.resume_writing()
+        if self.task is not None:
+            self.task.cancel()
+        self._queue.clear()
+
+    def pause_writing(self) -> None:
+        self._drained = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        drained, self._drained = self._drained, None
+        if drained is not None and not drained.done():
+            drained.set_result(None)
+
+    def data_received(self, data: bytes) -> None:
+        self.seen_at = self._loop.time()
+        if self._deaf:
+            return
+        begun = self._arriving
+        self._feed(data)
+        if begun is not None and self._arriving is begun:
+            # What came with the end of the request before is not counted: it is one read at most.
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._broken(BadRequest(f"the head is over {MAX_HEAD_BYTES} bytes"))
+        if self.task is None:
+            self._next()
+        elif len(self._queue) > 1 and self._far_ahead():
+            self._transport.pause_reading()
+
+    def _far_ahead(self) -> bool:
+        waiting = sum(incoming.size for incoming in self._queue) - self._queue[0].size
+        return len(self._queue) > MAX_AHEAD or waiting > MAX_AHEAD_BYTES
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            while data and not self._deaf:
+                if self._plain_left:
+                    body, data = data[: self._plain_left], data[self._plain_left :]
+                    self._plain_left -= len(body)
+                    self.on_body(body)
+                    if not self._plain_left:
+                        self._complete()
+                    continue
+                try:
+                    self._parser.feed_data(data)
+                    return
+                except HttpParserUpgrade as exc:
+                    offset: int = exc.args[0]
+                    data = data[offset:]
+                    self._decline_upgrade()
+        except HttpParserError as exc:
+            self._broken(exc)
+
+    def _decline_upgrade(self) -> None:
+        """Go on in HTTP/1.1 after a request that asked for another protocol, as one may. The parser
+        gives up before its body, so that is counted here."""
+        incoming = self._queue[-1]
+        self._parser = HttpRequestParser(self)
+        length = incoming.headers.get("content-length", "0")
+        if "transfer-encoding" in incoming.headers or not length.isdigit():
+            self._broken(BadRequest("a request for another protocol, with a body in chunks"))
+            return
+        incoming.keep_alive = incoming.keep_alive and incoming.method != "CONNECT"
+        self._plain_left = int(length)
+        if not self._plain_left:
+            self._complete()
+
+    def _broken(self, exc: Exception) -> None:
+        """What follows on this connection cannot be understood."""
+        self._deaf = True
+        why = exc.message if isinstance(exc, RockError) else str(exc).partition("\n")[0][:200]
+        log.info("refused what is no HTTP request: %s", why)
+        incoming = self._queue[-1] if self._queue else None
+        if self._arriving is not None or incoming is None or incoming.complete:
+            incoming = self._arriving or _Incoming()
+            self._arriving = None
+            incoming.bad = BadRequest(f"this is no HTTP request: {why}")
+            self._queue.append(incoming)
+        elif incoming.bad is None:
+            incoming.bad = BadRequest(f"the body broke off or is badly encoded: {why}")
+        incoming.keep_alive = False
+        incoming.wake()
+        if incoming.answered:
+            self._transport.close()
+
+    # --- the parser's side ---
+
+    def on_message_begin(self) -> None:
+        self._arriving = _Incoming()
+        self._head_bytes = 0
+        self._head_at = self._loop.time()
+
+    def on_url(self, url: bytes) -> None:
+        assert self._arriving is not None
+        self._arriving.target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        incoming = self._arriving
+        if incoming is None:
+            return  # a trailer
+        try:
+            incoming.headers.add(name.decode("ascii").lower(), value.decode())
+        except UnicodeDecodeError:
+            shown = name.decode("ascii", "replace")[:100]
+            # They could be neither stored nor shown.
+            incoming.bad = BadRequest(f"the header {shown} is not valid UTF-8", param=shown)
+
+    def on_headers_complete(self) -> None:
+        incoming, self._arriving = self._arriving, None
+        assert incoming is not None
+        incoming.method = self._parser.get_method().decode("ascii", "replace")
+        incoming.version = self._parser.get_http_version()
+        incoming.keep_alive = self._parser.should_keep_alive() and incoming.version == "1.1"
+        length = incoming.headers.get("content-length", "")
+        if length.isdigit() and int(length) > self._adapter.bounds.max_body_bytes:
+            incoming.bad = incoming.bad or self._too_large()
+        self._queue.append(incoming)
+
+    def on_body(self, body: bytes) -> None:
+        incoming = self._queue[-1]
+        if incoming.answered or incoming.bad is not None:
+            return
+        incoming.size += len(body)
+        if incoming.size > self._adapter.bounds.max_body_bytes:
+            incoming.bad = self._too_large()
+            incoming.chunks.clear()
+            incoming.wake()
+        else:
+            incoming.chunks.append(body)
+
+    def on_message_complete(self) -> None:
+        if not self._parser.should_upgrade():
+            self._complete()
+
+    def _complete(self) -> None:
+        incoming = self._queue[-1]
+        incoming.complete = True
+        incoming.wake()
+        if not incoming.keep_alive:
+            self._deaf = True
+        if incoming.answered:
+            self._queue.pop()
+            self._after(incoming)
+
+    # --- requests ---
+
+    def _too_large(self) -> PayloadTooLarge:
+        return PayloadTooLarge(
+            f"the body is over the limit of {self._adapter.bounds.max_body_bytes} bytes"
+        )
+
+    def _next(self) -> None:
+        if self._queue and not self._queue[0].answered:
+            self.task = self._loop.create_task(self._serve(self._queue[0]))
+
+    async def _serve(self, incoming: _Incoming) -> None:
+        reply = await self._answer(incoming)
+        try:
+            await self._write(incoming, reply)
+        except ConnectionError:
+            reply.lost()
+        except BaseException as exc:
+            reply.lost()
+            if not isinstance(exc, asyncio.CancelledError):
+                log.error("a reply could not be written: %s", type(exc).__name__)
+                self._transport.abort()  # or its reader would wait for the rest for ever
+            raise
+        else:
+            reply.sent()
+        self.task = None
+        self._finish(incoming)
+
+    async def _answer(self, incoming: _Incoming) -> Reply | EventStream:
+        if incoming.bad is not None and not isinstance(incoming.bad, PayloadTooLarge):
+            return self._adapter.refusal(incoming.bad)
+        request = Request(
+            incoming.method, incoming.path, incoming.headers, lambda: self._read(incoming)
+        )
+        try:
+            return await self._adapter.handle(request)
+        except RockError as exc:
+            return self._adapter.refusal(exc)
+        except Exception:
+            log.exception("unexpected error in a handler")
+            return self._adapter.refusal(RockError("internal error; see the service's log"))
+
+    async def _read(self, incoming: _Incoming) -> bytes:
+        """The whole body. Raises PayloadTooLarge, BodyTimeout, BadRequest."""
+        if not incoming.complete and incoming.bad is None:
+            await self._rest(incoming)
+        if incoming.bad is not None:
+            raise incoming.bad
+        chunks, incoming.chunks = incoming.chunks, []
+        body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        encoding = incoming.headers.get("content-encoding", "identity").strip().lower()
+        if encoding in ("", "identity"):
+            return body
+        return _decoded(body, encoding, self._adapter.bounds.max_body_bytes)
+
+    async def _rest(self, incoming: _Incoming) -> None:
+        if incoming.headers.get("expect", "").lower() == "100-continue" and incoming.size == 0:
+            self._transport.write(CONTINUE)
+        incoming.waiter = self._loop.create_future()
+        seconds = self._adapter.bounds.body_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                await incoming.waiter
+        except TimeoutError as exc:
+            raise BodyTimeout(f"the body did not arrive within {seconds:g} s") from exc
+
+    def _finish(self, incoming: _Incoming) -> None:
+        """The reply is written; go on, or close."""
+        incoming.answered = True
+        incoming.chunks.clear()
+        if self._transport.is_closing():
+            return
+        if incoming.complete:
+            self._queue.popleft()
+            self._after(incoming)
+            return
+        if not incoming.keep_alive:
+            self._deaf = True
+            with contextlib.suppress(OSError, NotImplementedError):
+                self._transport.write_eof()
+        self._linger = self._loop.call_later(LINGER_SECONDS, self._transport.close)
+
+    def _after(self, incoming: _Incoming) -> None:
+        """A request was answered and is over."""
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
+        if not incoming.keep_alive or self.closing:
+            self._transport.close()
+            return
+        self._transport.resume_reading()
+        self._next()
+
+    # --- replies ---
+
+    async def _write(self, incoming: _Incoming, reply: Reply | EventStream) -> None:
+        """Write all of it here, so that the end of this call means that it was written."""
+        if isinstance(incoming.bad, PayloadTooLarge) or self.closing:
+            incoming.keep_alive = False
+        if isinstance(reply, EventStream):
+            await self._write_stream(incoming, reply)
+            return
+        if reply.headers.get("Connection") == "close":
+            incoming.keep_alive = False
+        body = b"" if incoming.method == "HEAD" else reply.body
+        await self._send(_head(reply, incoming.keep_alive) + body)
+
+    async def _write_stream(self, incoming: _Incoming, reply: EventStream) -> None:
+        chunked = incoming.version == "1.1"
+        head = STREAM_HEAD + (b"" if incoming.keep_alive else b"Connection: close\r\n")
+        async with contextlib.aclosing(reply.frames) as frames:
+            await self._send(head + (b"Transfer-Encoding: chunked\r\n\r\n" if chunked else b"\r\n"))
+            async for frame in frames:
+                await self._send(b"%x\r\n%b\r\n" % (len(frame), frame) if chunked else frame)
+            if chunked:
+                await self._send(b"0\r\n\r\n")
+
+    async def _send(self, data: bytes) -> None:
+        """Raises ConnectionError if the other side is gone."""
+        if self._transport.is_closing():
+            raise ConnectionResetError("the connection is closed")
+        self._transport.write(data)
+        if self._drained is not None:
+            await asyncio.shield(self._drained)
+            if self._transport.is_closing():
+                raise ConnectionResetError("the connection was closed before all was written")
+
+    # --- the listener's side ---
+
+    def close_if_idle(self) -> None:
+        """Take no further request; close now if none is being answered."""
+        self.closing = True
+        if self.task is None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def sweep(self, now: float, *, keep_seconds: float) -> None:
+        """Close a connection that was idle for too long, or whose head does not come."""
+        if self._arriving is not None and now - self._head_at > self._adapter.bounds.body_seconds:
+            self._transport.abort()
+        elif self.task is None and now - self.seen_at > keep_seconds:
+            self._transport.close()
+
+
+def _head(reply: Reply, keep_alive: bool) -> bytes:
+    key = (reply.status, reply.content_type)
+    start = _STARTS.get(key)
+    if start is None:
+        phrase = _PHRASES.get(reply.status, "")
+        text = f"HTTP/1.1 {reply.status} {phrase}\r\nContent-Type: {reply.content_type}\r\n"
+        start = _STARTS[key] = text.encode() + b"Content-Length: "
+    more = b""
+    if reply.headers:
+        more = b"".join(f"{name}: {value}\r\n".encode() for name, value in reply.headers.items())
+    if not keep_alive and "Connection" not in reply.headers:
+        more += b"Connection: close\r\n"
+    return b"%b%d\r\n%b\r\n" % (start, len(reply.body), more)
+
+
+_PHRASES = {status.value: status.phrase for status in HTTPStatus}
+"""A status that nobody registered (529) has none."""
+_STARTS: dict[tuple[int, str], bytes] = {}
+"""Status line and content type, of the few that there are."""
+
+
+def _decoded(body: bytes, encoding: str, max_bytes: int) -> bytes:
+    """A compressed body, unpacked as far as it may be large. Raises PayloadTooLarge, BadRequest."""
+    if encoding not in ("gzip", "x-gzip", "deflate"):
+        raise BadRequest(
+            f"Content-Encoding: expected gzip, deflate or none, got {encoding[:40]!r}",
+            param="Content-Encoding",
+        )
+    unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # gzip and zlib, by their heads
+    try:
+        plain = unpacker.decompress(body, max_bytes + 1)
+    except zlib.error as exc:
+        raise BadRequest(f"the body is no {encoding}: {exc}") from exc
+    if len(plain) > max_bytes:
+        raise PayloadTooLarge(f"the unpacked body is over the limit of {max_bytes} bytes")
+    if not unpacker.eof:
+        raise BadRequest(f"the body breaks off in the middle of its {encoding}")
+    return plain

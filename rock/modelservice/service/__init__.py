@@ -1,0 +1,1 @@
+"""What the planes ask for: the agents' side, the trainer's, the rollouts', the operator's."""

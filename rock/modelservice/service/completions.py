@@ -1,0 +1,230 @@
+"""A worker's completion, checked and turned into the record that is stored. No I/O.
+
+Tokens are all or nothing: if any id or log-probability of any choice, or the prompt's ids, is
+missing or wrong, the answer is stored as untrainable with the reason, and none of its tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from dataclasses import dataclass
+
+import msgspec
+from msgspec.structs import replace
+
+from rock.errors import BadRequest
+from rock.modelservice.engine.calls import Call
+from rock.modelservice.engine.spans import Said, runs
+from rock.modelservice.graph import tokens
+from rock.modelservice.graph.answer import AnswerChoice
+from rock.modelservice.graph.rows import CallTokens, new_after
+from rock.modelservice.journal import records
+from rock.modelservice.wire import AssistantMessage, Choice, Completion, Usage, VersionSpan
+from rock.types import PolicyVersion
+
+_plain = msgspec.msgpack.Encoder()
+"""For fingerprints: twice as fast as JSON on numbers."""
+EDITED = "edited"
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A completion with its prompt's ids packed, once: they can be a hundred thousand."""
+
+    completion: Completion
+    """As sent, without `prompt_token_ids`."""
+    prompt: bytes | None
+    against_prompt: str | None
+    """Why there is no packed prompt."""
+    fingerprint: bytes
+    """Equal for two completions that say the same."""
+
+
+def prepare(completion: Completion) -> Prepared:
+    """Raises `BadRequest` for text that is not Unicode (a lone surrogate from a policy in Python)."""
+    prompt, reason = tokens.pack_prompt(
+        completion.prompt_token_ids, continues=completion.continues_parent
+    )
+    if prompt is not None:
+        completion = replace(completion, prompt_token_ids=None)
+    try:
+        mark = hashlib.blake2b(_plain.encode(completion), digest_size=16)
+    except UnicodeEncodeError as exc:
+        raise BadRequest(f"the completion is not valid Unicode: {exc}", param="choices") from exc
+    mark.update(prompt or b"")
+    return Prepared(completion, prompt, reason, mark.digest())
+
+
+def reason_against_prefix(call: Call, prepared: Prepared) -> str | None:
+    """Why a completion does not begin with what was said of the call before; None if it does."""
+    choices = prepared.completion.choices
+    if call.said is None or len(choices) != 1:
+        return None
+    prompt = prepared.prompt
+    if prompt is not None and prepared.completion.continues_parent:
+        prompt = _parent_tokens(call).sequence_ids(call.parent_choice) + prompt
+    return call.said.reason_against(choices[0], prompt)
+
+
+def answered(
+    call: Call, wanted: int, prepared: Prepared, version: PolicyVersion | None
+) -> records.CallAnswered:
+    """The record of a completion as the answer to `call`, which asked for `wanted` choices.
+
+    What workers said of it before keeps the log-probabilities and versions it was sampled with; that
+    the completion begins with it was checked. Raises `BadRequest` for another number of choices, and
+    for `continues_parent` if the parent has no tokens here.
+    """
+    choices = prepared.completion.choices
+    if len(choices) != wanted:
+        raise BadRequest(
+            f"choices: expected {wanted} (the request's n), got {len(choices)}", param="choices"
+        )
+    reason = _reason_against(choices) or prepared.against_prompt
+    continues, before = prepared.completion.continues_parent, 0
+    if continues:
+        before = _parent_tokens(call).sequence_count(call.parent_choice)
+    if call.said is not None and reason is None:
+        reason = _reason_against_said(call.said, version)
+    prompt = prepared.prompt if reason is None else None
+    if prompt is not None and not continues:
+        prompt, continues = _after_parent(call, prompt)
+    return records.CallAnswered(
+        call=call.id,
+        lease=prepared.completion.lease_id,
+        fingerprint=prepared.fingerprint,
+        choices=tuple(
+            _choice(choice, version, call.said if number == 0 else None, trainable=reason is None)
+            for number, choice in enumerate(choices)
+        ),
+        prompt_ids=prompt,
+        continues=continues and prompt is not None,
+        policy_version=version,
+        usage=prepared.completion.usage or _counted(prepared, before, reason),
+        untrainable=reason,
+    )
+
+
+def edited(
+    record: records.CallAnswered, choices: list[Choice], by: tuple[str, ...]
+) -> records.CallAnswered:
+    """The record with other choices than were sampled: nothing can be learned from these."""
+    return replace(
+        record,
+        choices=tuple(
+            AnswerChoice(message=_with_call_ids(choice.message), finish_reason=choice.finish_reason)
+            for choice in choices
+        ),
+        sampled=record.choices,
+        prompt_ids=None,
+        continues=False,
+        untrainable=EDITED,
+        edited_by=by,
+    )
+
+
+def _reason_against(choices: list[Choice]) -> str | None:
+    for number, choice in enumerate(choices):
+        reason = tokens.reason_against_sample(choice.token_ids, choice.logprobs)
+        reason = reason or _reason_against_versions(choice)
+        if reason is not None:
+            return reason if len(choices) == 1 else f"choice {number}: {reason}"
+    return None
+
+
+def _after_parent(call: Call, prompt: bytes) -> tuple[bytes, bool]:
+    """(packed ids to store, whether they go on after the parent's sequence)."""
+    parent = call.parent.tokens if call.parent is not None else None
+    if parent is not None:
+        new = new_after(prompt, parent, call.parent_choice)
+        if new is not None:
+            return new, True
+    return prompt, False
+
+
+def _reason_against_versions(choice: Choice) -> str | None:
+    if choice.version_spans is None:
+        return None
+    covered = sum(span.tokens for span in choice.version_spans)
+    if covered != len(choice.token_ids or ()) or any(s.tokens < 1 for s in choice.version_spans):
+        return f"version_spans cover {covered} of {len(choice.token_ids or ())} token_ids"
+    return None
+
+
+def _reason_against_said(said: Said, version: PolicyVersion | None) -> str | None:
+    if said.ids is None and said.policy_versions != {version}:
+        return "streamed without token_ids by several policy versions"
+    return None
+
+
+def _choice(
+    choice: Choice, version: PolicyVersion | None, said: Said | None, *, trainable: bool
+) -> AnswerChoice:
+    message, finish = _with_call_ids(choice.message), choice.finish_reason
+    if not trainable:
+        return AnswerChoice(message=message, finish_reason=finish)
+    logprobs = tokens.pack_logprobs(choice.logprobs or ())
+    before = said.logprobs if said is not None else None
+    if before is not None:
+        logprobs = before + logprobs[len(before) :]
+    return AnswerChoice(
+        message=message,
+        finish_reason=finish,
+        packed_ids=tokens.pack_ids(choice.token_ids or ()),
+        packed_logprobs=logprobs,
+        version_spans=_versions(choice, version, said),
+    )
+
+
+def _versions(
+    choice: Choice, version: PolicyVersion | None, said: Said | None
+) -> tuple[VersionSpan, ...] | None:
+    """Who sampled what: the spans as they came, then what the worker says of the rest. None if all
+    of it is `version`."""
+    if said is None and choice.version_spans is None:
+        return None
+    total = len(choice.token_ids or ())
+    before = said.versions() if said is not None and said.ids is not None else []
+    known = sum(span.tokens for span in before)
+    pieces = [(span.tokens, span.policy_version) for span in before]
+    end = 0
+    for span in choice.version_spans or [VersionSpan(total, version)]:
+        end += span.tokens
+        pieces.append((max(0, min(span.tokens, end - known)), span.policy_version))
+    found = runs(pieces)
+    return None if found == [VersionSpan(total, version)] else tuple(found)
+
+
+def _with_call_ids(message: AssistantMessage) -> AssistantMessage:
+    if not message.tool_calls or all(call.id for call in message.tool_calls):
+        return message
+    return replace(
+        message,
+        tool_calls=[
+            call if call.id else replace(call, id=f"call_{secrets.token_hex(12)}")
+            for call in message.tool_calls
+        ],
+    )
+
+
+def _parent_tokens(call: Call) -> CallTokens:
+    """What a prompt with `continues_parent` goes on after. Raises `BadRequest`."""
+    parent = call.parent.tokens if call.parent is not None else None
+    if parent is None:
+        raise BadRequest(
+            "continues_parent: no tokens of a parent of this call are known; give the whole prompt",
+            param="continues_parent",
+        )
+    return parent
+
+
+def _counted(prepared: Prepared, before: int, reason: str | None) -> Usage | None:
+    if reason is not None or prepared.prompt is None:
+        return None
+    return Usage(
+        prompt_tokens=before + tokens.count(prepared.prompt),
+        completion_tokens=sum(
+            len(choice.token_ids or ()) for choice in prepared.completion.choices
+        ),
+    )
