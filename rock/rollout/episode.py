@@ -26,7 +26,7 @@ from rock.errors import ModelServiceError, SandboxError
 from rock.modelservice import wire
 from rock.modelservice.client.shards import AdminShards
 from rock.modelservice.planes.attach import Attachment
-from rock.rollout.agent import agent_values, open_listener, run_agent
+from rock.rollout.agent import Place, act, agent_values, open_listener
 from rock.rollout.events import OnEvent, PhaseEntered
 from rock.rollout.evidence import class_of_error, judge_agent
 from rock.rollout.grading import Exam, Integrity, SessionBench, Setting, lay_out
@@ -136,7 +136,8 @@ class _Attempt:
                         close_reason=close_reason,
                     )
             self.seen.usage, self.seen.untrainable = exported.usage, exported.untrainable
-            requires_model = self.tools.run.agent.requires_model
+            agent = self.tools.run.agent
+            requires_model = agent.requires_model and agent.solution is None
             verdict = judge_agent(end, exported.session, requires_model=requires_model)
             if verdict.cls is not None and not TABLE[verdict.cls].gradable:
                 return outcome_of(verdict.cls, Phase.AGENT, detail=verdict.detail)
@@ -175,7 +176,13 @@ class _Attempt:
                 values = agent_values(self.task, model_name=run.model_name, listener=listener)
                 with self._phase(Phase.AGENT):
                     async with asyncio.timeout(timeout + SLACK_SECONDS):
-                        end = await run_agent(sandbox, run.agent, values, timeout_seconds=timeout)
+                        place = Place(
+                            sandbox=sandbox,
+                            values=values,
+                            base_url=session.base_url,
+                            api_key=session.key,
+                        )
+                        end = await act(place, run.agent, self.loaded, timeout_seconds=timeout)
             await asyncio.to_thread(self._keep_output, "agent", end)
             self.seen.agent = seen(end)
             with self._phase(Phase.EXPORT):

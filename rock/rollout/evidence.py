@@ -199,6 +199,7 @@ _BY_ERROR: Mapping[Phase, _ErrorRules] = {
         ((SandboxError, TimeoutError, OSError), OutcomeClass.SETUP_FAILED),
     ],
     Phase.AGENT: [
+        ((TaskError,), OutcomeClass.TASK_INVALID),
         ((CommandNotFound, BadWorkdir, BadUser), OutcomeClass.AGENT_MISSING),
         ((ModelServiceError,), OutcomeClass.SERVICE_FAILED),
         # The sandbox keeps the agent's time limit; if it did not answer, it is gone.

@@ -54,6 +54,19 @@ def function_name(value: str) -> str:
     return value
 
 
+QUEUE = "queue"
+_HOSTED = re.compile(r"(litellm|openai):.+")
+
+
+def backend(value: str) -> str:
+    """`value` if it names who answers, else a ValueError that says what would."""
+    if value == QUEUE or _HOSTED.fullmatch(value):
+        return value
+    raise ValueError(
+        "expected 'queue' (a trainer answers), 'litellm:NAME' (a hosted model) or 'openai:NAME'"
+    )
+
+
 FunctionName = Annotated[str, AfterValidator(function_name)]
 
 
@@ -81,6 +94,10 @@ class GraderBase(Strict):
     def whole_seconds(self) -> float:
         """The longest that grading with it may take."""
         return self.timeout_seconds
+
+    def models(self) -> frozenset[str]:
+        """The models that it asks, beside the one that answers the agent."""
+        return frozenset()
 
     def guarded(self) -> tuple[str, ...]:
         """The globs in force."""
@@ -181,7 +198,7 @@ class JudgeGrader(GraderBase):
     """Whether it is shown what `git diff` says of the working directory."""
     scale: tuple[float, float] = (0.0, 10.0)
     """The worst and the best score; the reward is where in between, from 0 to 1."""
-    model: str | None = None
+    model: Annotated[str, AfterValidator(backend)] | None = None
     """`litellm:NAME`, `openai:NAME` or `queue`; null: who answers the agent answers the judge."""
     tries: Annotated[int, Field(ge=1, le=10)] = 3
     """How often it is asked until its answer has a score."""
@@ -189,6 +206,9 @@ class JudgeGrader(GraderBase):
 
     def whole_seconds(self) -> float:
         return self.timeout_seconds * self.tries
+
+    def models(self) -> frozenset[str]:
+        return frozenset() if self.model is None else frozenset({self.model})
 
     @model_validator(mode="after")
     def _scale_goes_up(self) -> Self:
@@ -235,6 +255,9 @@ class WeightedGrader(GraderBase):
             for name, part in self.weighted.items()
             for field, function in part.grader.functions().items()
         }
+
+    def models(self) -> frozenset[str]:
+        return frozenset().union(*(part.grader.models() for part in self.weighted.values()))
 
     def whole_seconds(self) -> float:
         return sum(part.grader.whole_seconds() for part in self.weighted.values())

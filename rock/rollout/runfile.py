@@ -6,18 +6,18 @@ absolute; `differences` says which fields two run files disagree on that a resum
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
-from rock.config import Strict, kind_of, validated
+from rock.config import Strict, kind_of, read_environment, validated
 from rock.errors import ConfigError
 from rock.modelservice.wire import TRAINED, ChainClass
-from rock.rollout.graders import AnyGrader
-from rock.rollout.taskfiles import AbsolutePath, Argv, Seconds
+from rock.rollout.graders import QUEUE, AnyGrader, FunctionName, backend
+from rock.rollout.presets import PRESETS, Preset
+from rock.rollout.taskfiles import AbsolutePath, Seconds
 from rock.rollout.tasks.files import read_yaml
 from rock.sandbox.base import Limits, Mount
 
@@ -26,16 +26,8 @@ Tokens = Annotated[int, Field(ge=1)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
-QUEUE = "queue"
-HOSTED = re.compile(r"(litellm|openai):.+")
-
-
-def _backend(value: str) -> str:
-    if value == QUEUE or HOSTED.fullmatch(value):
-        return value
-    raise ValueError(
-        "expected 'queue' (a trainer answers), 'litellm:NAME' (a hosted model) or 'openai:NAME'"
-    )
+KINDS = ("command", "preset", "python", "solution")
+"""What an agent can be."""
 
 
 class MountConfig(Strict):
@@ -49,9 +41,26 @@ class MountConfig(Strict):
 class AgentConfig(Strict):
     """The agent program and what it finds in its sandbox."""
 
-    command: Argv = Field(
+    command: list[str] = Field(
+        default=[],
         description="Program and arguments; {instruction} {workdir} {task_id} {model} {base_url} "
-        "{api_key} are filled in. No shell is involved."
+        "{api_key} are filled in. No shell is involved.",
+    )
+    preset: str | None = Field(
+        default=None, description="Instead of a command: a known agent, like mini-swe-agent."
+    )
+    python: FunctionName | None = Field(
+        default=None,
+        description="Instead of a command: an async function in the harness, as module:function "
+        "or file.py:function.",
+    )
+    solution: str | None = Field(
+        default=None, description="Instead of a command: a solution of each task, like oracle."
+    )
+    install: Path | Literal["image"] | None = Field(
+        default=None,
+        description="Where a preset is: a folder that has it, image for a program of the image, "
+        "null for where `make test-clients` installs.",
     )
     env: dict[str, str] = Field(
         default={},
@@ -68,6 +77,17 @@ class AgentConfig(Strict):
     requires_model: bool = Field(
         default=True, description="Whether an agent that never called the model is a mistake."
     )
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        given = [name for name in KINDS if getattr(self, name)]
+        if len(given) != 1:
+            raise ValueError(
+                f"expected exactly one of {', '.join(KINDS)} (given: {', '.join(given) or 'none'})"
+            )
+        if self.preset is not None and self.preset not in PRESETS:
+            raise ValueError(f"preset: expected one of {', '.join(PRESETS)}: {self.preset!r}")
+        return self
 
 
 class LimitsConfig(Strict):
@@ -154,7 +174,7 @@ class RunFile(Strict):
         default=None, description="Image of tasks that name none; null is the host's programs."
     )
     grader: AnyGrader | None = Field(default=None, description="Grader of tasks that bring none.")
-    model: Annotated[str, AfterValidator(_backend)] = Field(
+    model: Annotated[str, AfterValidator(backend)] = Field(
         default=QUEUE,
         description="queue (a trainer answers), litellm:NAME (a hosted model) or openai:NAME.",
     )
@@ -213,7 +233,10 @@ def load_run_file(path: Path, *, overrides: Mapping[str, Any] | None = None) -> 
 
 
 def resolve(run: RunFile, path: Path) -> RunFile:
-    """`run` with its host paths made absolute and checked; `path` is where it was written."""
+    """`run` with its host paths made absolute and checked; `path` is where it was written.
+
+    Raises `ConfigError` for what is not there.
+    """
     base = path.resolve().parent
     agent = run.agent.model_copy(
         update={
@@ -222,24 +245,62 @@ def resolve(run: RunFile, path: Path) -> RunFile:
                 for target, host in run.agent.files.items()
             },
             "mounts": [
-                mount.model_copy(
-                    update={
-                        "source": _existing(
-                            base / mount.source, f"{path}: agent.mounts.{number}.source"
-                        )
-                    }
-                )
+                _found(mount, base, f"{path}: agent.mounts.{number}.source")
                 for number, mount in enumerate(run.agent.mounts)
             ],
+            "python": _function(run.agent.python, base, f"{path}: agent.python"),
         }
     )
+    limits = run.limits
+    if agent.preset is not None:
+        preset = PRESETS[agent.preset]
+        agent = _expanded(agent, preset, base, f"{path}: agent")
+        limits = _roomy(limits, preset)
     tasks = run.tasks
     if (base / tasks).exists():
         tasks = str((base / tasks).resolve())
     out = (base / run.out).resolve() if run.out is not None else None
     grader = run.grader and run.grader.located(base, where=f"{path}: grader")
-    changes = {"agent": agent, "out": out, "tasks": tasks, "grader": grader}
+    changes = {"agent": agent, "out": out, "tasks": tasks, "grader": grader, "limits": limits}
     return run.model_copy(update=changes)
+
+
+def _found(mount: MountConfig, base: Path, where: str) -> MountConfig:
+    return mount.model_copy(update={"source": _existing(base / mount.source, where)})
+
+
+def _function(name: str | None, base: Path, where: str) -> str | None:
+    """A function in a file, by that file's full path."""
+    if name is None or not (file := name.rpartition(":")[0]).endswith(".py"):
+        return name
+    return f"{_existing(base / file, where)}:{name.rpartition(':')[2]}"
+
+
+def _expanded(agent: AgentConfig, preset: Preset, base: Path, where: str) -> AgentConfig:
+    """The agent with the preset's command; its own variables and mounts come on top."""
+    mounts: list[MountConfig] = []
+    if agent.install != "image":
+        folder = base / agent.install if agent.install else read_environment().clients_dir
+        for name, target in preset.mounts.items():
+            source = folder / name
+            if not source.exists():
+                raise ConfigError(
+                    f"{where}.preset: {preset.name} is not in {folder}; {preset.how_to_install()}"
+                )
+            mounts.append(MountConfig(source=source.resolve(), target=target))
+    elif not preset.in_image:
+        raise ConfigError(f"{where}.install: {preset.name} cannot be taken from an image")
+    command = preset.command_for(in_image=agent.install == "image")
+    update = {"preset": None, "install": None, "command": command}
+    update |= {"env": {**preset.env, **agent.env}, "mounts": [*mounts, *agent.mounts]}
+    return agent.model_copy(update=update)
+
+
+def _roomy(limits: LimitsConfig, preset: Preset) -> LimitsConfig:
+    """Limits that the preset can live with, unless the run file says its own."""
+    if preset.memory_bytes is None or "memory_bytes" in limits.model_fields_set:
+        return limits
+    return limits.model_copy(update={"memory_bytes": preset.memory_bytes})
 
 
 def _existing(host: Path, where: str) -> Path:

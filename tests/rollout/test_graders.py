@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from rock.modelservice.shards import AdminShards
-from rock.modelservice.supervise import ServiceProcess
+from rock.modelservice.client.shards import AdminShards
+from rock.modelservice.hosting.supervise import ServiceProcess
 from rock.modelservice.wire import Lease
 from rock.rollout.grading import SessionBench
 from rock.rollout.outcome import OutcomeClass

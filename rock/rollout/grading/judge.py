@@ -26,7 +26,7 @@ from rock.errors import (
     UpstreamUnauthorized,
 )
 from rock.modelservice import wire
-from rock.modelservice.shards import AdminShards
+from rock.modelservice.client.shards import AdminShards
 from rock.rollout.graders import JudgeGrader
 from rock.rollout.grading.scores import Grade, broken, number_of
 from rock.rollout.placeholders import fill
