@@ -124,3 +124,13 @@ def inlined(files: Files, base: Path, *, where: str) -> Files:
             if item.is_file():
                 result[str(PurePosixPath(name, item.relative_to(source).as_posix()))] = inline(item)
     return result
+
+
+def read_text(path: Path) -> str:
+    """The file as UTF-8 text, or a `ConfigError` that says what is wrong with it."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as exc:
+        raise ConfigError(f"{path}: cannot be read: {exc.strerror}") from exc
+    except UnicodeDecodeError as exc:
+        raise ConfigError(f"{path}: expected UTF-8 text; byte {exc.start} is not") from exc

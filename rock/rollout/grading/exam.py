@@ -7,14 +7,13 @@
 
 `prepare` hides and keeps safe; `grade` undoes what the agent did to protected files, where asked
 carries the work over into a fresh sandbox, and only then brings the grader in. What was found on the
-way is `integrity`, also stored as `integrity.json` in the attempt's folder.
+way is `integrity`. What was said to a judge is `judge.json` in the attempt's folder.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -118,7 +117,8 @@ class Exam:
         try:
             return await self._grade(sandbox)
         finally:
-            await asyncio.to_thread(self._store)
+            if self._said:
+                await asyncio.to_thread(self._keep_judging)
 
     async def _grade(self, sandbox: Sandbox) -> Grade:
         async with AsyncExitStack() as stack:
@@ -230,16 +230,11 @@ class Exam:
     def _in_workdir(self, path: str) -> str:
         return str(PurePosixPath(self._task.workdir, path))
 
-    def _store(self) -> None:
+    def _keep_judging(self) -> None:
         folder = self._setting.folder
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / "integrity.json", _readable(self.integrity))
-        if self._said:
-            write_atomically(folder / "judge.json", _readable(self._said))
-
-
-def _readable(value: Integrity | Sequence[Sequence[Message]]) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
+        text = msgspec.json.format(msgspec.json.encode(self._said), indent=2)
+        write_atomically(folder / "judge.json", text + b"\n")
 
 
 def _digest_of_tree(tree: Path) -> str:
