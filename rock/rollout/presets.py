@@ -27,7 +27,7 @@ class Preset:
     command: tuple[str, ...]
     mounted: str | None
     """Its program where it is mounted; None where it only runs from an image."""
-    in_image: str | None
+    in_image: str
     """Its program where the image has it."""
     speaks: str
     """The dialect it asks in."""
@@ -44,7 +44,7 @@ class Preset:
 
     def command_for(self, *, in_image: bool) -> list[str]:
         """The command, with the agent's program filled in."""
-        program = (self.in_image if in_image else self.mounted) or ""
+        program = self.in_image if in_image else self.mounted or ""
         words: list[str] = []
         for word in self.command:
             if word == "{program}":

@@ -280,6 +280,8 @@ def _expanded(agent: AgentConfig, preset: Preset, base: Path, where: str) -> Age
     """The agent with the preset's command; its own variables and mounts come on top."""
     mounts: list[MountConfig] = []
     if agent.install != "image":
+        if preset.mounted is None:
+            raise ConfigError(f"{where}.install: {preset.name}: {preset.how_to_install()}")
         folder = base / agent.install if agent.install else read_environment().clients_dir
         for name, target in preset.mounts.items():
             source = folder / name
@@ -288,8 +290,6 @@ def _expanded(agent: AgentConfig, preset: Preset, base: Path, where: str) -> Age
                     f"{where}.preset: {preset.name} is not in {folder}; {preset.how_to_install()}"
                 )
             mounts.append(MountConfig(source=source.resolve(), target=target))
-    elif not preset.in_image:
-        raise ConfigError(f"{where}.install: {preset.name} cannot be taken from an image")
     command = preset.command_for(in_image=agent.install == "image")
     update = {"preset": None, "install": None, "command": command}
     update |= {"env": {**preset.env, **agent.env}, "mounts": [*mounts, *agent.mounts]}

@@ -39,13 +39,16 @@ async def exam(
     mounts: Sequence[Mount] = (),
     bench: Bench | None = None,
     user: str | None = None,
+    attempt: Path | None = None,
     **fields: Any,
 ) -> Graded:
     """Grade what `script`, as the agent, leaves of the task that `fields` describe."""
-    task = Task.model_validate({"task_id": "t", "instruction": "do it", "grader": grader, **fields})
+    task = Task.model_validate({"task_id": "t", "instruction": "do it", **fields, "grader": grader})
     loaded = LoadedTask(task, folder)
     spec = SandboxSpec(mounts=tuple(mounts), workdir=task.workdir)
-    setting = Setting(provider=provider, spec=spec, bench=bench, folder=folder / "attempt")
+    setting = Setting(
+        provider=provider, spec=spec, bench=bench, folder=attempt or folder / "attempt"
+    )
     assert task.grader is not None
     async with (
         await provider.create(spec) as sandbox,
