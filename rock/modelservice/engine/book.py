@@ -92,6 +92,7 @@ class Book:
             case records.SessionArchived():
                 over = Over(record.reason, record.limit, record.bound)
                 self.sessions.retire(record.session, record.key_sha256, over)
+                self.sessions.count(record.counts)
             case records.GroupPublished() | records.GroupAcknowledged():
                 pass
             case _:

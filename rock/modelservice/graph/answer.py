@@ -11,6 +11,7 @@ from msgspec import Struct
 from rock.modelservice.graph import tokens
 from rock.modelservice.graph.rows import CallTokens
 from rock.modelservice.wire import AssistantMessage, FinishReason, Part, Usage, VersionSpan
+from rock.modelservice.wire.partial import ToolCallDelta
 from rock.types import CallId, PolicyVersion
 
 
@@ -35,6 +36,19 @@ class AnswerChoice(Struct, frozen=True, kw_only=True):
         return (
             None if self.packed_logprobs is None else tokens.unpack_logprobs(self.packed_logprobs)
         )
+
+
+class Delta(Struct, frozen=True, kw_only=True):
+    """More of an answer that is not whole yet."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: tuple[ToolCallDelta, ...] = ()
+    prompt_tokens: int | None = None
+    """How long the prompt is, where a worker said so with its first span."""
+
+    def __bool__(self) -> bool:
+        return bool(self.content or self.reasoning or self.calls)
 
 
 class Answer(Struct, frozen=True, kw_only=True):

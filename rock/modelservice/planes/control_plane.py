@@ -213,7 +213,8 @@ class ControlPlane:
 
     async def _create_session(self, request: Request, name: str) -> Reply:
         spec = await _read(request, wire.SessionSpec)
-        self._check_backend(spec.backend)
+        if spec.backend is not None:
+            self._check_backend(spec.backend)
         new = await self._service.create_session(spec)
         base_url = f"{self._agent_url}/s/{new.key}/v1"
         return _ok(

@@ -7,7 +7,6 @@ missing or wrong, the answer is stored as untrainable with the reason, and none 
 from __future__ import annotations
 
 import hashlib
-import secrets
 from dataclasses import dataclass
 
 import msgspec
@@ -15,7 +14,7 @@ from msgspec.structs import replace
 
 from rock.errors import BadRequest
 from rock.modelservice.engine.calls import Call
-from rock.modelservice.engine.spans import Said, runs
+from rock.modelservice.engine.spans import Said, new_call_id, runs
 from rock.modelservice.graph import tokens
 from rock.modelservice.graph.answer import AnswerChoice
 from rock.modelservice.graph.parts import (
@@ -179,7 +178,7 @@ def _reason_against_said(said: Said, version: PolicyVersion | None) -> str | Non
 def _choice(
     choice: Choice, version: PolicyVersion | None, said: Said | None, *, trainable: bool
 ) -> AnswerChoice:
-    message, finish = _with_call_ids(choice.message), choice.finish_reason
+    message, finish = _with_call_ids(choice.message, said), choice.finish_reason
     if not trainable:
         return AnswerChoice(message=message, finish_reason=finish)
     logprobs = tokens.pack_logprobs(choice.logprobs or ())
@@ -215,14 +214,17 @@ def _versions(
     return None if found == [VersionSpan(total, version)] else tuple(found)
 
 
-def _with_call_ids(message: AssistantMessage) -> AssistantMessage:
+def _with_call_ids(message: AssistantMessage, said: Said | None = None) -> AssistantMessage:
+    """The message with an id for each call: the one an agent may have read, else a new one."""
     if not message.tool_calls or all(call.id for call in message.tool_calls):
         return message
+    known = [call.id for call in said.calls] if said is not None else []
+    ids = [*known, *(new_call_id() for _ in message.tool_calls[len(known) :])]
     return replace(
         message,
         tool_calls=[
-            call if call.id else replace(call, id=f"call_{secrets.token_hex(12)}")
-            for call in message.tool_calls
+            call if call.id else replace(call, id=id)
+            for call, id in zip(message.tool_calls, ids, strict=False)
         ],
     )
 

@@ -10,8 +10,8 @@ import msgspec
 from rock.errors import BadRequest, CallFailed, LeaseLost, RockError
 from rock.modelservice import wire
 from rock.modelservice.engine.calls import Call, failure
-from rock.modelservice.engine.engine import TRAINER_BACKEND, Engine
-from rock.modelservice.engine.queue import Held, Ticket
+from rock.modelservice.engine.engine import Engine
+from rock.modelservice.engine.queue import TRAINER_BACKEND, Held, Ticket
 from rock.modelservice.graph import tokens
 from rock.modelservice.graph.answer import Answer
 from rock.modelservice.interceptors.interceptors import Edit
@@ -131,6 +131,7 @@ class TrainerSide:
             labels=dict(call.session.labels),
             kind=call.kind,
             traceparent=self._engine.observer.spans.traceparent(call.id),
+            streams=call.streams,
         )
 
     async def complete(self, request: wire.CompleteRequest) -> wire.BatchReply:

@@ -11,6 +11,7 @@ from rock.modelservice.wire.messages import (
     CanonicalRequest,
     Choice,
     MessageTokens,
+    ToolCall,
     Usage,
     VersionSpan,
 )
@@ -51,6 +52,8 @@ class Prefix(Wire):
     """How many partials it came in: the `index` of the next one."""
     content: str = ""
     reasoning_content: str = ""
+    tool_calls: list[ToolCall] | None = None
+    """As far as they were said; the last one may be without its end."""
     token_ids: list[int] | None = None
     """Null if the spans came without ids."""
     logprobs: list[float] | None = None
@@ -93,6 +96,8 @@ class Lease(Wire):
     """What the answer must begin with, if an earlier delivery said something."""
     omitted: Omitted | None = None
     """Null in a whole lease."""
+    streams: bool = False
+    """An agent reads the answer as it comes, so that spans are worth sending."""
 
 
 class ClaimReply(Wire):
