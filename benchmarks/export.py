@@ -22,8 +22,8 @@ from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from rock.modelservice.graph.stored import decode
 from rock.modelservice.wire import encode
-from rock.modelservice.wire.stored import decode
 from rock.rollout.export import FORMATS, export, options_of, samples
 from rock.testing.made_run import make_run
 
