@@ -87,8 +87,8 @@ def test_a_trajectory_that_holds_its_requests_whole_can_be_read() -> None:
 @pytest.mark.parametrize(
     ("where", "value", "named"),
     [
-        ("rows", [{**ROW, "begins_as": [0, 1]}], r"\$.rows\[0\]"),
-        ("rows", [ROW, {**ROW, "begins_as": [0, 2]}], r"\$.rows\[1\]"),
+        ("rows", [{**ROW, "begins_as": {"row": 0, "tokens": 1}}], r"\$.rows\[0\]"),
+        ("rows", [ROW, {**ROW, "begins_as": {"row": 0, "tokens": 2}}], r"\$.rows\[1\]"),
         ("nodes", [[0, 0]], r"\$.nodes\[0\]"),
         ("nodes", [[-1, 7]], r"\$.nodes\[0\]"),
         ("nodes", [[-2, 0]], r"\$.nodes\[0\]"),
@@ -116,7 +116,9 @@ async def grown(folder: Path, turns: int, *, anew: bool) -> tuple[int, wire.Traj
             asked = await service.submit(session, incoming(*history))
             (lease,) = await claim(service)
             said = wire.Choice(
-                wire.AssistantMessage(content=f"answer {turn}"), token_ids=[7], logprobs=[-1.0]
+                wire.AssistantMessage(content=f"answer {turn}"),
+                token_ids=[7, 9],
+                logprobs=[-1.0] * 2,
             )
             await complete(
                 service, wire.Completion(lease.lease_id, [said], prompt_token_ids=list(prompt))
@@ -124,7 +126,7 @@ async def grown(folder: Path, turns: int, *, anew: bool) -> tuple[int, wire.Traj
             await asked.answer()
             service.sent(asked)
             history.append({"role": "assistant", "content": f"answer {turn}"})
-            prompt.append(8 if anew else 7)
+            prompt += [7, 8 if anew else 9]
         trajectory = service.trajectory(session.id)
     async with running(folder) as service:
         assert service.trajectory(session.id) == trajectory
@@ -140,6 +142,7 @@ async def test_prompts_that_are_tokenised_anew_are_stored_from_where_they_part(
     assert {row.branch for row in forked.rows} == {None, "retokenised"}
     assert anew < 1.5 * exact
     assert decode(encode(forked)) == forked
+    assert all(len(row.spans) > 3 for row in forked.rows[3:])
     # 60 rows of up to 3,000 tokens: written out, some 60 times what is new.
     assert len(encode(forked)) < 3 * len(encode(linear))
 

@@ -4,7 +4,7 @@ Every request of a session repeats its history. Written out per call, a conversa
 holds its first message 200 times; here a message is in one list, a request is a path through it.
 Readers get whole calls again: the messages of all calls are the same objects.
 
-Rows that begin with the tokens of an earlier row, none of them their own, have only what follows.
+Rows are shortened likewise (`stored_rows`).
 
     {"messages": [m0, m1, …],           each message once
      "nodes": [[-1, 0], [0, 1], …],     [node before, message]; -1 begins a request
@@ -14,21 +14,17 @@ Rows that begin with the tokens of an earlier row, none of them their own, have 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct, field
 from msgspec.structs import replace
 
-from rock.modelservice.graph import tokens
+from rock.modelservice.graph.stored_rows import StoredRow, stored_rows, whole_rows
 from rock.modelservice.wire.messages import CanonicalRequest
-from rock.modelservice.wire.trajectory import TokenRow, Trajectory, TrajectoryCall
+from rock.modelservice.wire.trajectory import Trajectory, TrajectoryCall
 
-MIN_SHARED = 16
-"""Rows that share fewer tokens are stored whole."""
-ROWS_COMPARED = 8
-"""How many rows before are looked at: a prompt that parts from a chain parts from a late one."""
 BEGINNING = -1
 """The node before a request's first message."""
 
@@ -45,11 +41,6 @@ class StoredCall(TrajectoryCall, kw_only=True):
     place: Place | None = None
     """Null in a call that holds its request whole, as files of earlier versions do."""
     original_place: Place | None = None
-
-
-class StoredRow(TokenRow, kw_only=True):
-    begins_as: tuple[int, int] | None = None
-    """(number of an earlier row, how many of its tokens come before those here, with mask 0)."""
 
 
 class StoredTrajectory(Trajectory, kw_only=True):
@@ -70,7 +61,7 @@ def stored(trajectory: Trajectory) -> StoredTrajectory:
     table = _Table()
     fields = _fields(trajectory)
     fields["calls"] = [table.stored(call) for call in trajectory.calls]
-    fields["rows"] = list(_stored_rows(trajectory.rows))
+    fields["rows"] = stored_rows(trajectory.rows)
     return StoredTrajectory(
         **fields, messages=table.messages, nodes=table.nodes, tool_lists=table.tool_lists
     )
@@ -85,53 +76,6 @@ def whole(kept: StoredTrajectory) -> Trajectory:
     fields["calls"] = [paths.whole(call) for call in kept.calls]
     fields["rows"] = whole_rows(kept.rows)
     return Trajectory(**fields)
-
-
-def whole_rows(rows: Sequence[StoredRow]) -> list[TokenRow]:
-    """Rows with all of their tokens. Raises `msgspec.ValidationError` for a beginning that is not there."""
-    found: list[TokenRow] = []
-    for number, row in enumerate(rows):
-        fields = _fields(row)
-        del fields["begins_as"]
-        if row.begins_as is not None:
-            other, count = row.begins_as
-            if not 0 <= other < number or not 0 <= count <= len(found[other].token_ids):
-                raise msgspec.ValidationError(f"names nothing before it - at `$.rows[{number}]`")
-            fields["token_ids"] = found[other].token_ids[:count] + row.token_ids
-            fields["mask"] = [0] * count + row.mask
-            fields["logprobs"] = [0.0] * count + row.logprobs
-        found.append(TokenRow(**fields))
-    return found
-
-
-def _stored_rows(rows: Sequence[TokenRow]) -> Iterator[StoredRow]:
-    packed: list[bytes] = []
-    for row in rows:
-        fields = _fields(row)
-        try:
-            packed.append(tokens.pack_ids(row.token_ids))
-        except OverflowError:  # no id at all; whoever checks rows says so
-            packed.append(b"")
-        other, count = _beginning(packed, row)
-        if count >= MIN_SHARED:
-            fields["begins_as"] = (other, count)
-            for name in ("token_ids", "mask", "logprobs"):
-                fields[name] = fields[name][count:]
-        yield StoredRow(**fields)
-
-
-def _beginning(packed: Sequence[bytes], row: TokenRow) -> tuple[int, int]:
-    """Which of the rows before begins most like the last, and how far that is not the row's own."""
-    ours = len(packed) - 1
-    found = (0, 0)
-    for other in range(max(0, ours - ROWS_COMPARED), ours):
-        count = tokens.common(packed[ours], packed[other])
-        if count > found[1]:
-            found = (other, count)
-    flags = zip(row.mask, row.logprobs, strict=False)
-    shortest = min(len(row.mask), len(row.logprobs))
-    own = next((place for place, flag in enumerate(flags) if flag != (0, 0)), shortest)
-    return found[0], min(found[1], own)
 
 
 def encode(trajectory: Trajectory) -> bytes:
