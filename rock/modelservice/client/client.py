@@ -34,6 +34,7 @@ from rock.errors import (
 )
 from rock.modelservice import wire
 from rock.modelservice.graph import deltas
+from rock.modelservice.graph.stored import StoredTrajectory, whole
 from rock.modelservice.wire import groups as wire_groups
 from rock.modelservice.wire.interceptors import (
     Interceptor,
@@ -48,7 +49,6 @@ from rock.modelservice.wire.partial import (
     PartialReply,
     PartialRequest,
 )
-from rock.modelservice.wire.stored import StoredTrajectory, whole
 
 T = TypeVar("T")
 MAX_PIECE_BYTES = 1 << 18

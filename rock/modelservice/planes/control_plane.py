@@ -26,6 +26,7 @@ from rock.errors import (
     UpstreamUnauthorized,
 )
 from rock.modelservice import wire
+from rock.modelservice.graph.stored import stored
 from rock.modelservice.keys import Keys, matches
 from rock.modelservice.planes.plane import Reply, Request, nothing
 from rock.modelservice.service.service import ModelService
@@ -34,7 +35,6 @@ from rock.modelservice.telemetry.metrics import CONTENT_TYPE
 from rock.modelservice.wire import groups as wire_groups
 from rock.modelservice.wire.interceptors import Interceptor
 from rock.modelservice.wire.partial import CancelledRequest, PartialRequest
-from rock.modelservice.wire.stored import stored
 from rock.types import SessionId
 
 log = logging.getLogger(__name__)
