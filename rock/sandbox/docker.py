@@ -20,19 +20,21 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rock.errors import ProviderUnavailable, SandboxDied, SandboxError
 from rock.sandbox import hostroot, rundir
 from rock.sandbox.base import Availability, Provider, Sandbox, SandboxSpec
-from rock.sandbox.channel import KILL_GRACE_SECONDS, Channel, connect_to_path
+from rock.sandbox.channel import KILL_GRACE_SECONDS, Channel, Connector, connect_to_path
 from rock.sandbox.channel_sandbox import AGENT_HOME, ChannelSandbox, Identity
 from rock.sandbox.autopsy import diagnose
-from rock.sandbox.container import SOCKET_NAME, container_config
+from rock.sandbox.container import SOCKET_NAME, container_config, helper_archive
 from rock.sandbox.ending import to_the_end
 from rock.sandbox.engine import REMEDY, Engine, Image
 from rock.sandbox.helper import helper_path
+from rock.sandbox.engine_stream import open_stream
 from rock.sandbox.mount_rules import check_spec
+from rock.sandbox.mux import MuxConnector
 from rock.sandbox.owner import EXPIRES, RUN, Owner, wall_seconds
 from rock.sandbox.reaper import reap
 
@@ -44,7 +46,8 @@ LOCK_SECONDS = 60.0
 RESTART_REMEDY = "look at the engine's log; restarting it may help"
 SHARE_REMEDY = (
     "run rock on the machine of the engine; an engine in a virtual machine or on another host does "
-    "not share this one's directories. The local provider needs no engine"
+    "not share this one's directories (transport=\"stream\" needs none). The local provider needs no "
+    "engine"
 )
 EXPIRY_MARGIN_SECONDS = 60.0
 """A container still there this long after its helper should have ended it is the reaper's."""
@@ -55,7 +58,9 @@ class DockerProvider(Provider):
 
     `host` is the engine's address (default: its usual socket). A missing image is an error that
     names the command to get it; with `pull=True` it is fetched instead. `run_id` is written on the
-    containers for people. `base` is where control sockets go; it must be short.
+    containers for people. `base` is where control sockets go; it must be short. `transport="stream"`
+    needs no directory that engine and harness share: the helper is sent to the engine, and everything
+    goes over one stream through it.
     """
 
     name = "docker"
@@ -66,6 +71,7 @@ class DockerProvider(Provider):
         host: str | None = None,
         run_id: str = "",
         base: Path | None = None,
+        transport: Literal["socket", "stream"] = "socket",
         pull: bool = False,
         pull_timeout_seconds: float = 900.0,
         start_timeout_seconds: float = 30.0,
@@ -75,6 +81,7 @@ class DockerProvider(Provider):
         self.engine = Engine(host)
         self.run_id = run_id
         self.base = base or rundir.default_base()
+        self._transport = transport
         self._pull = pull
         self._pull_timeout_seconds = pull_timeout_seconds
         self._start_timeout_seconds = start_timeout_seconds
@@ -82,6 +89,7 @@ class DockerProvider(Provider):
         self._now = now
         self._owner = Owner.current()
         self._sandboxes: dict[str, ChannelSandbox] = {}
+        self._streams: dict[str, MuxConnector] = {}
         self._host_image: Image | None = None
         self._making_host_image = asyncio.Lock()
         self._closed = False
@@ -128,18 +136,20 @@ class DockerProvider(Provider):
         check_spec(spec, engine_sockets=[self.engine.address.removeprefix("unix://")])
         image = await self._image(spec.image)
         sandbox_id = secrets.token_hex(6)
-        folder = self.base / sandbox_id
         try:
-            rundir.make(self.base, sandbox_id, self._owner)
+            shared = None
+            if self._transport == "socket":
+                shared = rundir.make(self.base, sandbox_id, self._owner) / "run"
             config = container_config(
                 spec,
                 programs=hostroot.program_directories() if spec.image is None else [],
                 helper=helper_path(),
-                run_directory=folder / "run",
+                run_directory=shared,
                 labels=self._labels(spec),
             )
             image = await self._start(image, spec, f"rock-{sandbox_id}", config)
-            channel = await self._reach(sandbox_id, folder / "run" / SOCKET_NAME)
+            channel = self._channel(sandbox_id, shared)
+            await self._reach(sandbox_id, channel)
             sandbox = ChannelSandbox(
                 sandbox_id,
                 spec,
@@ -163,14 +173,15 @@ class DockerProvider(Provider):
         self, image: Image, spec: SandboxSpec, name: str, config: Mapping[str, Any]
     ) -> Image:
         """Start the container; the host image is made again if somebody has removed it."""
+        archive = None if self._transport == "socket" else helper_archive(helper_path())
         try:
-            await self.engine.create(image.id, name, config)
+            await self.engine.create(image.id, name, config, archive=archive)
         except ProviderUnavailable:
             if spec.image is not None:
                 raise
             self._host_image = None
             image = await self._image(None)
-            await self.engine.create(image.id, name, config)
+            await self.engine.create(image.id, name, config, archive=archive)
         return image
 
     async def close(self) -> None:
@@ -198,6 +209,8 @@ class DockerProvider(Provider):
         try:
             await self.engine.remove(f"rock-{sandbox_id}")
         finally:
+            if (stream := self._streams.pop(sandbox_id, None)) is not None:
+                await stream.close()
             rundir.remove(self.base / sandbox_id)
             self._sandboxes.pop(sandbox_id, None)
 
@@ -208,23 +221,31 @@ class DockerProvider(Provider):
         except SandboxError as exc:
             log.warning("sandbox %s is left to the reaper: %s", sandbox_id, exc.message)
 
-    async def _reach(self, sandbox_id: str, path: Path) -> Channel:
-        """The channel to a helper that has just been started, once it answers."""
+    def _channel(self, sandbox_id: str, shared: Path | None) -> Channel:
+        connector: Connector | MuxConnector
+        if shared is not None:
+            connector = connect_to_path(shared / SOCKET_NAME)
+        else:
+            connector = MuxConnector(functools.partial(open_stream, self.engine, f"rock-{sandbox_id}"))
+            self._streams[sandbox_id] = connector
+        return Channel(connector, silence_seconds=self._silence_seconds)
+
+    async def _reach(self, sandbox_id: str, channel: Channel) -> None:
+        """Wait until a helper that has just been started answers."""
         container = f"rock-{sandbox_id}"
         deadline = time.monotonic() + self._start_timeout_seconds
-        channel = Channel(connect_to_path(path), silence_seconds=self._silence_seconds)
         while True:
             try:
                 await channel.ping()
             except SandboxDied:
                 await asyncio.sleep(0.01)
             else:
-                return channel
+                return
             if not await self.engine.running(container):
                 raise SandboxDied(f"the helper of {container} ended before it answered")
             if time.monotonic() > deadline:
                 raise ProviderUnavailable(
-                    f"{container} runs, but its socket did not appear in {path.parent} within "
+                    f"{container} runs, but its helper does not answer within "
                     f"{self._start_timeout_seconds:g} s: the engine does not share this machine's "
                     f"directories; {SHARE_REMEDY}"
                 )

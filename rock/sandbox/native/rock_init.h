@@ -28,6 +28,7 @@ enum request_type {
     REQ_PUT = 'U',    /* then DIR, FILE + DATA.., LINK, and COMMIT */
     REQ_GET = 'G',    /* answered with DIR, FILE + DATA.., LINK, and DONE */
     REQ_LISTEN = 'L',
+    REQ_MUX = 'm',    /* from now on this connection carries many; see mux.c */
 };
 
 /* Entries of a tree, in both directions. */
@@ -160,6 +161,8 @@ struct serving {
     const char *socket_path; /* unlinked at the end, or NULL */
 };
 int serve(const struct serving *serving);
+
+int run_mux(int in, int out); /* mux.c */
 
 /* box.c and mounts.c: the rootless sandbox. */
 int run_local(int spec_fd, int control_fd);

@@ -50,6 +50,7 @@ static int handle(int conn) {
     case REQ_PUT: return handle_put(conn, &frame);
     case REQ_GET: return handle_get(conn, &frame);
     case REQ_LISTEN: return handle_listen(conn, &frame);
+    case REQ_MUX: return run_mux(conn, conn);
     default: return reply_error(conn, STAGE_REQUEST, ENOSYS, "unknown request type") ? 1 : 0;
     }
 }
@@ -191,6 +192,7 @@ int serve(const struct serving *serving) {
     int signals = open_signals();
     int64_t end_at = serving->lifetime_ns ? now_ns() + serving->lifetime_ns : 0, kill_at = 0;
     int going = signals >= 0;
+    handler_count = 0; /* in a server below another one (mux.c) these are the other one's */
     signal(SIGPIPE, SIG_IGN);
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     prctl(PR_SET_DUMPABLE, 0);
