@@ -303,6 +303,16 @@ class Channel:
         listener.setblocking(False)
         return listener
 
+    async def tunnel(self) -> socket.socket:
+        """A connection that carries many; whoever owns it speaks as `mux.Mux` does."""
+        conn = await self._connect()
+        try:
+            await asyncio.get_running_loop().sock_sendall(conn, frames.encode(FrameType.MUX))
+        except OSError as exc:
+            conn.close()
+            raise SandboxDied(f"the sandbox is gone: {exc}") from exc
+        return conn
+
     async def _connect(self) -> socket.socket:
         if self._relay is not None:
             await self._relay.ready()

@@ -114,10 +114,11 @@ class ChannelSandbox(Sandbox):
         self.spec = spec
         self.channel = channel
         self.identity = identity if identity and spec.user is None else identity_of(spec)
-        self._variables = dict(variables or {})
+        self.variables = dict(variables or {})
+        """Of the image; the spec's are laid over them."""
         self._remove = remove
         self._diagnose = diagnose or _nobody_knows
-        self._rlimits = tuple(rlimits)
+        self.rlimits = tuple(rlimits)
         self._processes: dict[str, ChannelProcess] = {}
         self._shells: weakref.WeakSet[ChannelShell] = weakref.WeakSet()
         self._stopping: asyncio.Task[None] | None = None
@@ -237,10 +238,11 @@ class ChannelSandbox(Sandbox):
         try:
             return await work
         except SandboxDied as exc:
-            death = await self._death()
+            death = await self.death()
             raise SandboxDied(f"{exc.message}: {death.detail}", cause=death.cause) from exc
 
-    async def _death(self) -> Death:
+    async def death(self) -> Death:
+        """Why the box does not answer, asked when it does not."""
         if self._stopping is not None:
             return Death(DeathCause.STOPPED, "it was stopped")
         return await self._diagnose()
@@ -250,7 +252,7 @@ class ChannelSandbox(Sandbox):
     ) -> ExecResult:
         result = result_of(executed, elapsed_seconds, was_killed)
         if result.status is ExecStatus.SANDBOX_DIED:
-            return replace(result, death=await self._death())
+            return replace(result, death=await self.death())
         return result
 
     def _request(
@@ -280,7 +282,7 @@ class ChannelSandbox(Sandbox):
             flags=flags,
             rows=size.rows,
             columns=size.columns,
-            limits=self._rlimits,
+            limits=self.rlimits,
         )
 
     async def read_file(self, path: str, *, max_bytes: int = DEFAULT_READ_LIMIT_BYTES) -> bytes:
@@ -354,7 +356,7 @@ class ChannelSandbox(Sandbox):
             "LANG": "C.UTF-8",
             "TMPDIR": "/tmp",
         }
-        merged = {**base, **self._variables, **self.spec.env, **extra}
+        merged = {**base, **self.variables, **self.spec.env, **extra}
         for name in merged:
             if not name or "=" in name:
                 raise CommandRefused(f"env: got the name {name!r}, expected one without '='")
