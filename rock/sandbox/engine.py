@@ -224,7 +224,8 @@ class Engine:
             found = api.inspect_container(name)
             graph = cast(dict[str, Any], found.get("GraphDriver") or {})
             driver = str(graph.get("Name") or "")
-            lower = str((graph.get("Data") or {}).get("LowerDir") or "")
+            data = cast(dict[str, Any], graph.get("Data") or {})
+            lower = str(data.get("LowerDir") or "")
             return Storage(
                 pid=int(found["State"]["Pid"]),
                 driver=driver,

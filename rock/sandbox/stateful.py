@@ -41,6 +41,7 @@ class Enforced:
 
 
 NOTHING_ENFORCED = Enforced()
+IN_PLACE = frozenset((Capability.RESET_IN_PLACE, Capability.SNAPSHOT, Capability.PAUSE))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,10 +91,9 @@ class StatefulSandbox(Sandbox):
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        in_place = (
-            {Capability.RESET_IN_PLACE, Capability.SNAPSHOT} if self.state.in_place else set()
-        )
-        return self._enforced.capabilities | in_place | {Capability.PAUSE}
+        if not self.state.in_place:
+            return self._enforced.capabilities | {Capability.PAUSE}
+        return self._enforced.capabilities | IN_PLACE
 
     @property
     def not_enforced(self) -> tuple[str, ...]:
