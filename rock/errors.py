@@ -12,6 +12,7 @@ failed" are *results*, not errors; an error means that rock, its input or its su
     │   ├── Unauthorized            no key, or one nobody issued
     │   ├── Forbidden               a valid key for something else
     │   ├── NotFound                no such call, session, lease or path
+    │   ├── WorkAborted             a policy gives a lease back: the call is handed out again
     │   ├── LeaseLost               a lease that is over: expired, fenced, or already answered
     │   ├── SessionClosed           the session was revoked; the agent should stop
     │   ├── PayloadTooLarge         the body is over the configured size
@@ -117,6 +118,13 @@ class LeaseLost(ModelServiceError):
 
     status = 409
     code = "lease_lost"
+
+
+class WorkAborted(ModelServiceError):
+    """The policy gives its lease back; its call is handed out again."""
+
+    status = 503
+    code = "work_aborted"
 
 
 class SessionClosed(ModelServiceError):
