@@ -36,11 +36,18 @@ class BoxState:
     """The state of one sandbox. `layers` None means that its files cannot be put back in place."""
 
     def __init__(
-        self, channel: Channel, made_of: str, layers: Layers | None, *, why_not: str = ""
+        self,
+        channel: Channel,
+        made_of: str,
+        layers: Layers | None,
+        *,
+        why_not: str = "",
+        pausable: bool = True,
     ) -> None:
         self._channel = channel
         self._layers = layers
         self._why_not = why_not
+        self.pausable = pausable
         self._made_of = made_of
         self._base: tuple[Layer, ...] = ()
         self._below: tuple[Layer, ...] = ()
@@ -121,6 +128,8 @@ class BoxState:
 
     async def pause(self) -> None:
         """Stop every process. Their deadlines go on. Safe to call twice."""
+        if not self.pausable:
+            raise NotSupported("pause: PID 1 of the sandbox cannot be asked")
         async with self._change(paused=None):
             if (left := await self._freeze(stop=True)) > 0:
                 await self._freeze(stop=False)

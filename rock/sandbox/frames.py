@@ -46,6 +46,7 @@ class FrameType(enum.IntEnum):
     ADOPT = ord("A")
     PREPARE = ord("Y")
     ATTACH = ord("J")
+    MUX = ord("m")
 
     DIR = ord("d")
     FILE = ord("f")
@@ -247,3 +248,10 @@ def take_u32(body: bytes, offset: int) -> tuple[int, int]:
         raise ProtocolError("a number that is cut off")
     (value,) = struct.unpack_from("<I", body, offset)
     return value, offset + 4
+
+
+def take_u64(body: bytes) -> int:
+    if len(body) < 8:
+        raise ProtocolError("a number that is cut off")
+    (value,) = struct.unpack_from("<Q", body)
+    return value

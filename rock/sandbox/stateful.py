@@ -41,7 +41,8 @@ class Enforced:
 
 
 NOTHING_ENFORCED = Enforced()
-IN_PLACE = frozenset((Capability.RESET_IN_PLACE, Capability.SNAPSHOT, Capability.PAUSE))
+IN_PLACE = frozenset((Capability.RESET_IN_PLACE, Capability.SNAPSHOT))
+PAUSABLE = frozenset((Capability.PAUSE,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +92,10 @@ class StatefulSandbox(Sandbox):
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        if not self.state.in_place:
-            return self._enforced.capabilities | {Capability.PAUSE}
-        return self._enforced.capabilities | IN_PLACE
+        found = self._enforced.capabilities
+        if self.state.in_place:
+            found |= IN_PLACE
+        return found | PAUSABLE if self.state.pausable else found
 
     @property
     def not_enforced(self) -> tuple[str, ...]:

@@ -29,11 +29,20 @@ def on_docker(image: str | None) -> Candidate:
     return Candidate(docker_provider, SandboxSpec(image=image))
 
 
+def docker_stream_provider() -> Provider:
+    return DockerProvider(host=read_environment().docker_host, transport="stream")
+
+
 PROVIDERS = [
     pytest.param(Candidate(LocalProvider, SandboxSpec()), id="local", marks=pytest.mark.userns),
     pytest.param(on_docker(None), id="docker-host", marks=pytest.mark.docker),
     pytest.param(on_docker(TEST_IMAGE), id="docker-debian", marks=pytest.mark.docker),
     pytest.param(on_docker(BUSYBOX_IMAGE), id="docker-busybox", marks=pytest.mark.docker),
+    pytest.param(
+        Candidate(docker_stream_provider, SandboxSpec(image=BUSYBOX_IMAGE)),
+        id="docker-stream",
+        marks=pytest.mark.docker,
+    ),
 ]
 
 

@@ -44,9 +44,9 @@ def new_provider(
 
 
 def folders_of(provider: DockerProvider) -> set[str]:
-    """The directories of sandboxes that are still there."""
-    base = provider.base
-    return {path.name for path in base.iterdir() if path.is_dir()} if base.exists() else set()
+    """The directories of sandboxes that are still there; the provider's own ends with it."""
+    found = provider.base.iterdir() if provider.base.exists() else ()
+    return {path.name for path in found if path.is_dir() and not path.name.startswith("layers-")}
 
 
 async def containers_of(provider: DockerProvider) -> list[Container]:

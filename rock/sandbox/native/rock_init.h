@@ -37,6 +37,7 @@ enum request_type {
     REQ_ADOPT = 'A',
     REQ_PREPARE = 'Y',
     REQ_ATTACH = 'J',
+    REQ_MUX = 'm',    /* from now on this connection carries many; see mux.c */
 };
 
 /* Entries of a tree, in both directions. */
@@ -214,6 +215,8 @@ struct hidden {
     const char *made_of[2]; /* what every root is above, the topmost first; relative to root */
 };
 extern struct hidden hidden;
+
+int run_mux(int in, int out); /* mux.c */
 
 /* box.c and mounts.c: the rootless sandbox. */
 int run_local(int spec_fd, int control_fd);

@@ -68,6 +68,7 @@ static int handle(int conn) {
     case REQ_ADOPT: return handle_adopt(conn, &frame);
     case REQ_PREPARE: return handle_prepare(conn, &frame);
     case REQ_ATTACH: return handle_attach(conn, &frame);
+    case REQ_MUX: return run_mux(conn, conn);
     default: return reply_error(conn, STAGE_REQUEST, ENOSYS, "unknown request type") ? 1 : 0;
     }
 }
@@ -233,6 +234,7 @@ int serve(const struct serving *serving) {
     int64_t end_at = serving->lifetime_ns ? now_ns() + serving->lifetime_ns : 0, kill_at = 0;
     int going = signals >= 0;
     is_init = getpid() == 1;
+    handler_count = 0; /* in a server below another one (mux.c) these are the other one's */
     signal(SIGPIPE, SIG_IGN);
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     prctl(PR_SET_DUMPABLE, 0);

@@ -12,12 +12,15 @@
  *             descriptors: [stdin] stdout stderr [status]. Flags: 1 stdin is given; 2 run it on a
  *             terminal between stdin and stdout; 4 it is a shell that reads SCRIPTs, and tells
  *             status (its descriptor 7) how they end; 8 say STARTED
- *     SIGNAL  u32 number            KILL, COMMIT, PING  nothing
+ *     SIGNAL  u32 number            KILL, COMMIT, PING, MUX  nothing
  *     RESIZE  u32 rows | u32 columns
  *     SCRIPT  text line | bytes script to the end: the script becomes what descriptor 9 of the shell
  *             holds, then the shell's program gets the line
  *     INTERRUPT u32 signal | u32 flags (1: the shell too, and first)
- *     READ    text path             WRITE, MKDIR  text path | u32 mode | text owner
+ *     READ    text path | u32 inline             MKDIR  text path | u32 mode | text owner
+ *     WRITE   text path | u32 mode | text owner | u32 inline
+ *             Inline: no descriptor crosses. READ is answered with FD, DATA.., DONE; WRITE is followed by
+ *             DATA.., COMMIT.
  *     PUT     text target | text owner             GET  text source         LISTEN  u32 port
  *     SWEEP  nothing; DONE u32 processes ended | texts left      FREEZE  u32 1 stop, 0 go on; DONE u32 not so
  *     COUNT  nothing; DONE u32 processes
