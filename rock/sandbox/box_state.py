@@ -142,6 +142,11 @@ class BoxState:
             await self._freeze(stop=False)
             self.paused = False
 
+    async def renew(self, *, lease_seconds: float = 0.0, lifetime_seconds: float = 0.0) -> None:
+        """The owner is there: both counted from now; 0 leaves one as it was. Raises `SandboxDied`."""
+        body = frames.u64(round(lease_seconds * 1000)) + frames.u64(round(lifetime_seconds * 1000))
+        await self._channel.call(FrameType.RENEW, body, "renew the lease")
+
     def release(self) -> None:
         """The sandbox has ended: its layers are nobody's unless a snapshot holds them."""
         held, self._below, self._base, self._top = self._held(), (), (), None

@@ -40,6 +40,7 @@ class FrameType(enum.IntEnum):
     SWEEP = ord("Z")
     FREEZE = ord("H")
     COUNT = ord("V")
+    RENEW = ord("B")
     SWAP = ord("N")
     DROP = ord("Q")
     TREE = ord("T")
@@ -165,6 +166,10 @@ def texts(values: Sequence[bytes]) -> bytes:
 
 def u32(value: int) -> bytes:
     return struct.pack("<I", value)
+
+
+def u64(value: int) -> bytes:
+    return struct.pack("<Q", value)
 
 
 def encode(kind: FrameType, body: bytes = b"") -> bytes:

@@ -1,8 +1,8 @@
 /* rock-init: PID 1 of every sandbox.
  *
- *   rock-init serve SOCKET_PATH [--lifetime SECONDS] [--control-fd N]
- *       Serve requests (wire.c) on a unix socket until SIGTERM, the end of the lifetime, or the end
- *       of the control socket. As PID 1 of a container it is init and reaper too.
+ *   rock-init serve SOCKET_PATH [--lifetime SECONDS] [--lease SECONDS] [--control-fd N]
+ *       Serve requests (wire.c) on a unix socket until SIGTERM, the end of the lifetime or of the
+ *       lease, or the end of the control socket. As PID 1 of a container it is init and reaper too.
  *       SOCKET_PATH "-" is no socket: requests then come from `rock-init mux` only.
  *   rock-init mux
  *       Serve requests that come over stdin, and answer on stdout (mux.c).
@@ -31,7 +31,8 @@
 
 static int usage(void) {
     static const char text[] =
-        "usage: rock-init serve SOCKET_PATH [--lifetime SECONDS] [--control-fd N]\n"
+        "usage: rock-init serve SOCKET_PATH [--lifetime SECONDS] [--lease SECONDS]\n"
+        "                       [--control-fd N]\n"
         "       rock-init mux\n"
         "       rock-init local --spec-fd N --control-fd N\n"
         "       rock-init keep --control-fd N\n";
@@ -91,7 +92,7 @@ static int listen_at(const char *path) {
 int main(int argc, char **argv) {
     const char *mode = argc > 1 ? argv[1] : "", *path = NULL;
     int control = NO_FD, spec = NO_FD;
-    double lifetime_seconds = 0;
+    double lifetime_seconds = 0, lease_seconds = 0;
     for (int i = 2; i < argc; i++) {
         const char *value = i + 1 < argc ? argv[i + 1] : NULL;
         if ((argv[i][0] != '-' || !argv[i][1]) && !path) {
@@ -100,6 +101,7 @@ int main(int argc, char **argv) {
         }
         if (!value) return usage();
         if (!strcmp(argv[i], "--lifetime")) lifetime_seconds = strtod(value, NULL);
+        else if (!strcmp(argv[i], "--lease")) lease_seconds = strtod(value, NULL);
         else if (!strcmp(argv[i], "--control-fd")) control = atoi(value);
         else if (!strcmp(argv[i], "--spec-fd")) spec = atoi(value);
         else return usage();
@@ -121,6 +123,7 @@ int main(int argc, char **argv) {
         .listener = has_socket ? listen_at(path) : NO_FD,
         .control = control,
         .lifetime_ns = (int64_t)(lifetime_seconds * 1e9),
+        .lease_ns = (int64_t)(lease_seconds * 1e9),
         .socket_path = has_socket ? path : NULL,
     };
     if (has_socket && serving.listener < 0) {

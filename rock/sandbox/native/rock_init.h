@@ -31,6 +31,7 @@ enum request_type {
     REQ_SWEEP = 'Z',  /* end every process */
     REQ_FREEZE = 'H', /* stop every process, or let them go on */
     REQ_COUNT = 'V',  /* how many there are of commands */
+    REQ_RENEW = 'B',  /* the owner is there: go on for so long */
     REQ_SWAP = 'N',   /* a new root directory above layers; layers.c has these six */
     REQ_DROP = 'Q',
     REQ_TREE = 'T',
@@ -177,6 +178,7 @@ struct serving {
     int listener;     /* a listening unix socket, or NO_FD */
     int control;      /* connections arrive as descriptors; its end is the owner's end; or NO_FD */
     int64_t lifetime_ns; /* 0: none */
+    int64_t lease_ns;    /* end this long after the last RENEW; 0: no lease */
     const char *socket_path; /* unlinked at the end, or NULL */
 };
 int serve(const struct serving *serving);
