@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import AfterValidator, Field
+from pydantic import Field, model_validator
 
 from rock.config import Strict, kind_of, validated
 from rock.errors import ConfigError
@@ -26,15 +26,9 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 QUEUE = "queue"
-HOSTED = re.compile(r"(litellm|openai):.+")
-
-
-def _backend(value: str) -> str:
-    if value == QUEUE or HOSTED.fullmatch(value):
-        return value
-    raise ValueError(
-        "expected 'queue' (a trainer answers), 'litellm:NAME' (a hosted model) or 'openai:NAME'"
-    )
+BUILT_IN = re.compile(r"(litellm|openai|engine|replay):.+")
+DESCRIBED = re.compile(r"[A-Za-z0-9_.-]+")
+"""A name in `service.backends_file`."""
 
 
 class MountConfig(Strict):
@@ -137,6 +131,12 @@ class ServiceSection(Strict):
         description="Port of the control plane, which a trainer must know; 0 is any free one, "
         "written to service/ready.json.",
     )
+    tokenizers: list[str] = Field(
+        default=[], description="Tokenizers that answers can be checked with: NAME=DIRECTORY."
+    )
+    backends_file: Path | None = Field(
+        default=None, description="File that describes backends, see docs/backends.md."
+    )
 
 
 class RunFile(Strict):
@@ -153,9 +153,10 @@ class RunFile(Strict):
         default=None, description="Image of tasks that name none; null is the host's programs."
     )
     grader: Grader | None = Field(default=None, description="Grader of tasks that bring none.")
-    model: Annotated[str, AfterValidator(_backend)] = Field(
+    model: str = Field(
         default=QUEUE,
-        description="queue (a trainer answers), litellm:NAME (a hosted model) or openai:NAME.",
+        description="queue (a trainer answers), litellm:NAME (a hosted model), openai:NAME, "
+        "engine:NAME, replay:PATH, or a name in service.backends_file.",
     )
     api_base: str | None = Field(default=None, description="Address of the hosted model's API.")
     model_name: Annotated[str, Field(min_length=1)] = Field(
@@ -163,6 +164,11 @@ class RunFile(Strict):
     )
     service: ServiceSection = Field(
         default=ServiceSection(), description="The run's own ModelService."
+    )
+    tokenizer: str | None = Field(
+        default=None,
+        description="Name of one of the service's tokenizers: answers whose tokens do not spell "
+        "their text are untrainable.",
     )
     sampling: SamplingConfig = Field(default=SamplingConfig(), description="Sampling overrides.")
     limits: LimitsConfig = Field(default=LimitsConfig(), description="Bounds per episode.")
@@ -182,6 +188,17 @@ class RunFile(Strict):
         default=10.0,
         description="How long to wait at the end for the trainer to acknowledge the groups.",
     )
+
+    @model_validator(mode="after")
+    def _check_model(self) -> Self:
+        described = self.service.backends_file is not None and DESCRIBED.fullmatch(self.model)
+        if self.model != QUEUE and not BUILT_IN.fullmatch(self.model) and not described:
+            raise ValueError(
+                "model: expected 'queue' (a trainer answers), 'litellm:NAME' (a hosted model), "
+                "'openai:NAME', 'engine:NAME', 'replay:PATH', or a name in service.backends_file; "
+                f"got {self.model!r}"
+            )
+        return self
 
     def sandbox_limits(self) -> Limits:
         return Limits(
@@ -232,12 +249,26 @@ def resolve(run: RunFile, path: Path) -> RunFile:
             ],
         }
     )
+    model, service = run.model, run.service
+    if model.startswith("replay:"):
+        recording = _existing(base / model.removeprefix("replay:"), f"{path}: model")
+        model = f"replay:{recording}"
+    if service.backends_file is not None:
+        file = _existing(base / service.backends_file, f"{path}: service.backends_file")
+        service = service.model_copy(update={"backends_file": file})
     tasks = run.tasks
     if (base / tasks).exists():
         tasks = str((base / tasks).resolve())
     out = (base / run.out).resolve() if run.out is not None else None
     grader = _inlined(run.grader, path) if run.grader is not None else None
-    changes = {"agent": agent, "out": out, "tasks": tasks, "grader": grader}
+    changes = {
+        "agent": agent,
+        "model": model,
+        "service": service,
+        "out": out,
+        "tasks": tasks,
+        "grader": grader,
+    }
     return run.model_copy(update=changes)
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
+from rock.errors import NotSupported
 from rock.sandbox.command import (
     DEFAULT_KEPT_BYTES,
     DEFAULT_OUTPUT_LIMIT_BYTES,
@@ -34,6 +35,7 @@ from rock.sandbox.command import (
     Shell,
     TerminalSize,
 )
+from rock.sandbox.state import Capability, ResetReceipt, Snapshot
 
 __all__ = [
     "DEFAULT_OUTPUT_LIMIT_BYTES",
@@ -250,6 +252,43 @@ class Sandbox(ABC):
         `port=0` picks a free one: read it from `getsockname()`.
         """
 
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """What this sandbox can do and enforces, beyond the methods above. Never more than is true."""
+        return frozenset()
+
+    @property
+    def not_enforced(self) -> tuple[str, ...]:
+        """What the spec asks for and this machine does not enforce, in words."""
+        return ()
+
+    async def reset(self) -> ResetReceipt:
+        """Back to how it was when it was created, as fast as this machine can; with a receipt.
+
+        Commands still running end as `signaled`. Raises `SandboxError` if it cannot be done at all;
+        the sandbox is then of no more use.
+        """
+        raise NotSupported("reset: this provider makes a new sandbox instead")
+
+    async def snapshot(self) -> Snapshot:
+        """Keep the files as they are now. Raises `SandboxBusy` while a command runs, `NotSupported`."""
+        raise NotSupported("snapshot: this provider keeps no states")
+
+    async def restore(self, snapshot: Snapshot) -> ResetReceipt:
+        """Like `reset`, but back to `snapshot`, which must be of a sandbox made of the same."""
+        raise NotSupported("restore: this provider keeps no states")
+
+    async def pause(self) -> None:
+        """Stop every process where it is; until `resume` the sandbox raises `SandboxBusy`.
+
+        The time-outs of commands go on meanwhile. Safe to call twice.
+        """
+        raise NotSupported("pause: this provider cannot stop processes")
+
+    async def resume(self) -> None:
+        """Let the processes go on. Safe to call twice."""
+        raise NotSupported("resume: this provider cannot stop processes")
+
     @abstractmethod
     async def stop(self) -> None:
         """End every process of the sandbox and remove its files. Safe to call twice."""
@@ -276,8 +315,29 @@ class Provider(ABC):
         """Try what this provider needs, for real, and say what works."""
 
     @abstractmethod
-    async def create(self, spec: SandboxSpec) -> Sandbox:
-        """A running sandbox. Whatever a failed start had made is removed before it raises."""
+    async def create(self, spec: SandboxSpec, *, snapshot: Snapshot | None = None) -> Sandbox:
+        """A running sandbox. Whatever a failed start had made is removed before it raises.
+
+        With `snapshot`, of this provider and a sandbox of the same spec, it starts from those files.
+        """
+
+    async def fork(self, sandbox: Sandbox, count: int = 1) -> list[Sandbox]:
+        """`count` new sandboxes that start from the files of `sandbox` as they are now.
+
+        Raises what `snapshot` and `create` raise; then none of them is left.
+        """
+        snapshot = await sandbox.snapshot()
+        made: list[Sandbox] = []
+        try:
+            for _ in range(count):
+                made.append(await self.create(sandbox.spec, snapshot=snapshot))
+        except BaseException:
+            for other in made:
+                await other.stop()
+            raise
+        finally:
+            snapshot.release()
+        return made
 
     @abstractmethod
     async def close(self) -> None:

@@ -12,7 +12,7 @@ import asyncio
 import errno
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -106,7 +106,7 @@ def refused(refusal: Refusal, what: str) -> SandboxError:
             return CommandRefused(f"{what}: {refusal.text} ({reason})")
         case Stage.FILE:
             return SandboxFileError(f"{what}: {reason}")
-        case Stage.REQUEST | Stage.LISTEN:
+        case Stage.REQUEST | Stage.LISTEN | Stage.LAYER:
             return SandboxError(f"{what}: {refusal.text} ({reason})")
 
 
@@ -143,7 +143,7 @@ class Channel:
 
     async def ping(self) -> int:
         """The helper's protocol version. Raises `SandboxDied` also for one that we do not speak."""
-        frame, _ = await self._call(FrameType.PING, b"", "ping")
+        frame, _ = await self.call(FrameType.PING, b"", "ping")
         version, _ = frames.take_u32(frame.body, 0)
         if version != frames.PROTOCOL_VERSION:
             raise SandboxDied(f"the helper speaks version {version}, not {frames.PROTOCOL_VERSION}")
@@ -236,7 +236,7 @@ class Channel:
                 lambda conn: transfer.get_file(conn, request, max_bytes, _refuse(what))
             )
             return _at_most(data, max_bytes, what)
-        fd = await self._open(FrameType.READ, frames.text(path) + frames.u32(0), what)
+        fd = await self.open(FrameType.READ, frames.text(path) + frames.u32(0), what)
         try:
             size = os.fstat(fd).st_size
             if size > max_bytes:
@@ -253,9 +253,7 @@ class Channel:
         body = frames.text(path) + frames.u32(mode & 0o777) + frames.text(owner)
         if self._relay is not None:
             request = body + frames.u32(1)
-            await self._transfer(
-                lambda conn: transfer.put_file(conn, request, data, _refuse(what))
-            )
+            await self._transfer(lambda conn: transfer.put_file(conn, request, data, _refuse(what)))
             return
         body += frames.u32(0)
         conn = await self._connect()
@@ -274,7 +272,7 @@ class Channel:
     async def make_directory(self, path: bytes, *, mode: int, owner: bytes) -> None:
         """Make a directory and its parents; it gets this mode and owner even if it was there."""
         body = frames.text(path) + frames.u32(mode) + frames.text(owner)
-        await self._call(FrameType.MKDIR, body, f"make directory {os.fsdecode(path)}")
+        await self.call(FrameType.MKDIR, body, f"make directory {os.fsdecode(path)}")
 
     async def upload(self, source: Path, target: bytes, *, owner: bytes) -> None:
         refuse = _refuse(f"upload to {os.fsdecode(target)}")
@@ -297,8 +295,10 @@ class Channel:
             try:
                 return await mux.listen(port)
             except Refused as exc:
-                raise refused(frames.parse_refusal(exc.frame.body), f"listen on port {port}") from exc
-        fd = await self._open(FrameType.LISTEN, frames.u32(port), f"listen on port {port}")
+                raise refused(
+                    frames.parse_refusal(exc.frame.body), f"listen on port {port}"
+                ) from exc
+        fd = await self.open(FrameType.LISTEN, frames.u32(port), f"listen on port {port}")
         listener = socket.socket(fileno=fd)
         listener.setblocking(False)
         return listener
@@ -328,25 +328,38 @@ class Channel:
         except OSError as exc:
             raise SandboxDied(f"the sandbox is gone: {exc.strerror}") from exc
 
-    async def _open(self, kind: FrameType, body: bytes, what: str) -> int:
-        _, fd = await self._call(kind, body, what)
+    async def open(self, kind: FrameType, body: bytes, what: str) -> int:
+        """The descriptor that answers a request, owned by the caller."""
+        _, fd = await self.call(kind, body, what)
         if fd < 0:
             raise SandboxDied(f"{what}: the helper sent no descriptor")
         return fd
 
-    async def _call(self, kind: FrameType, body: bytes, what: str) -> tuple[Frame, int]:
+    async def call(
+        self, kind: FrameType, body: bytes, what: str, *, descriptors: Sequence[int] = ()
+    ) -> tuple[Frame, int]:
+        """One request on a connection of its own; the reply and its descriptor (-1: none).
+
+        Raises `SandboxDied`, and the error of what the helper refuses, which is told as `what`.
+        """
         conn = await self._connect()
         try:
-            return await self._ask(conn, frames.encode(kind, body), what)
+            return await self._ask(conn, frames.encode(kind, body), what, descriptors)
         finally:
             conn.close()
 
-    async def _ask(self, conn: socket.socket, request: bytes, what: str) -> tuple[Frame, int]:
+    async def _ask(
+        self, conn: socket.socket, request: bytes, what: str, descriptors: Sequence[int] = ()
+    ) -> tuple[Frame, int]:
         """One request, one reply and its descriptor (-1: none). Raises what the reply refuses."""
         fd = -1
         try:
             async with asyncio.timeout(_CALL_SECONDS):
-                await asyncio.get_running_loop().sock_sendall(conn, request)
+                # The first bytes of a new connection never block; descriptors travel with them.
+                done = socket.send_fds(conn, [request], descriptors) if descriptors else 0
+                if done < len(request):
+                    rest = memoryview(request)[done:]
+                    await asyncio.get_running_loop().sock_sendall(conn, rest)
                 frame, fd = await _receive(conn)
         except TimeoutError as exc:
             raise SandboxDied(f"{what}: no answer in {_CALL_SECONDS:.0f} seconds") from exc
@@ -362,7 +375,9 @@ class Channel:
         """Run blocking `work` in a thread; cancellation cuts its connection, then waits for it."""
         conn = await self._connect()
         try:
-            return await _in_thread(lambda: work(conn), on_cancel=lambda: conn.shutdown(socket.SHUT_RDWR))
+            return await _in_thread(
+                lambda: work(conn), on_cancel=lambda: conn.shutdown(socket.SHUT_RDWR)
+            )
         finally:
             conn.close()
 

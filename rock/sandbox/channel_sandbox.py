@@ -16,22 +16,24 @@ import signal
 import socket
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from rock.errors import CommandRefused, SandboxDied, SandboxFileError
+from rock.errors import (
+    CommandRefused,
+    SandboxDied,
+    SandboxFileError,
+)
 from rock.sandbox import frames
 from rock.sandbox.base import (
     DEFAULT_READ_LIMIT_BYTES,
     DEFAULT_TREE_LIMIT_BYTES,
     DEFAULT_TREE_LIMIT_ENTRIES,
     Limits,
-    Sandbox,
     SandboxSpec,
 )
-from rock.sandbox.channel import Channel
 from rock.sandbox.channel_process import ChannelProcess
 from rock.sandbox.channel_shell import ChannelShell
 from rock.sandbox.command import (
@@ -46,13 +48,19 @@ from rock.sandbox.command import (
     Shell,
     TerminalSize,
 )
-from rock.sandbox.ending import to_the_end
 from rock.sandbox.execution import Executed, Execution, Sink
 from rock.sandbox.frames import EndKind, ExecFlag, ExecRequest, FrameType
+from rock.sandbox.state import Snapshot
+from rock.sandbox.stateful import (
+    NOTHING_ENFORCED,
+    Box,
+    Enforced,
+    Replacement,
+    StatefulSandbox,
+)
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-Diagnose = Callable[[], Awaitable[Death]]
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 AGENT_UID = 1000
@@ -88,11 +96,7 @@ def common_rlimits(limits: Limits) -> tuple[tuple[int, int], ...]:
     return tuple(pairs)
 
 
-async def _nobody_knows() -> Death:
-    return Death(DeathCause.UNKNOWN, "its provider cannot say why")
-
-
-class ChannelSandbox(Sandbox):
+class ChannelSandbox(StatefulSandbox):
     """A running sandbox behind a channel. `remove` ends the box and frees what the provider made.
 
     `diagnose` is asked why a box that should be there does not answer; it bounds its own waits.
@@ -100,33 +104,28 @@ class ChannelSandbox(Sandbox):
 
     def __init__(
         self,
-        sandbox_id: str,
+        box: Box,
         spec: SandboxSpec,
-        channel: Channel,
         *,
-        remove: Callable[[], Awaitable[None]],
         rlimits: Sequence[tuple[int, int]] = (),
         identity: Identity | None = None,
         variables: Mapping[str, str] | None = None,
-        diagnose: Diagnose | None = None,
+        enforced: Enforced = NOTHING_ENFORCED,
+        replacement: Replacement | None = None,
     ) -> None:
-        self.id = sandbox_id
-        self.spec = spec
-        self.channel = channel
+        super().__init__(box, spec, enforced, replacement)
         self.identity = identity if identity and spec.user is None else identity_of(spec)
         self.variables = dict(variables or {})
         """Of the image; the spec's are laid over them."""
-        self._remove = remove
-        self._diagnose = diagnose or _nobody_knows
         self.rlimits = tuple(rlimits)
         self._processes: dict[str, ChannelProcess] = {}
         self._shells: weakref.WeakSet[ChannelShell] = weakref.WeakSet()
-        self._stopping: asyncio.Task[None] | None = None
 
-    async def prepare(self) -> None:
-        """Check that the helper answers, and make the home and working directories."""
+    async def prepare(self, snapshot: Snapshot | None = None) -> None:
+        """Check that the helper answers, and make the home and working directories; or what was kept."""
         owner = os.fsencode(self.identity.user)
         await self.channel.ping()
+        await self.state.begin()
         await self.channel.make_directory(b"/tmp", mode=0o1777, owner=b"")
         mounted = {mount.target.rstrip("/") for mount in self.spec.mounts}
         for path in (self.identity.home, self.spec.workdir):
@@ -134,6 +133,7 @@ class ChannelSandbox(Sandbox):
                 continue  # a host directory keeps its owner and mode
             await self.channel.make_directory(self._path(path), mode=0o755, owner=owner)
         await self._name_agent()
+        await self.state.seal(snapshot)
 
     async def exec(
         self,
@@ -245,7 +245,7 @@ class ChannelSandbox(Sandbox):
         """Why the box does not answer, asked when it does not."""
         if self._stopping is not None:
             return Death(DeathCause.STOPPED, "it was stopped")
-        return await self._diagnose()
+        return await self.box.diagnose()
 
     async def _result(
         self, executed: Executed, elapsed_seconds: float, was_killed: bool = False
@@ -291,7 +291,9 @@ class ChannelSandbox(Sandbox):
 
     async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         self._check_running()
-        await self._explained(self.channel.write_file(self._path(path), data, mode=mode, owner=self._owner))
+        await self._explained(
+            self.channel.write_file(self._path(path), data, mode=mode, owner=self._owner)
+        )
 
     async def upload(self, source: Path, target: str) -> None:
         self._check_running()
@@ -316,27 +318,13 @@ class ChannelSandbox(Sandbox):
         self._check_running()
         return await self._explained(self.channel.listen(port))
 
-    async def stop(self) -> None:
-        if self._stopping is None:
-            self._stopping = asyncio.ensure_future(self._stop())
-        await to_the_end(self._join(self._stopping))
-
-    async def _stop(self) -> None:
-        await self._remove()
-        # With the box gone these only have to notice it.
+    async def notice_end(self) -> None:
         ends = [process.wait() for process in self._processes.values() if process.running]
         await asyncio.gather(*ends, *(shell.close() for shell in self._shells))
-
-    async def _join(self, stopping: asyncio.Future[None]) -> None:
-        await stopping
 
     @property
     def _owner(self) -> bytes:
         return os.fsencode(self.identity.user)
-
-    def _check_running(self) -> None:
-        if self._stopping is not None:
-            raise SandboxDied(f"sandbox {self.id} was stopped")
 
     def _path(self, path: str) -> bytes:
         """Absolute inside the sandbox; a relative path starts at the working directory."""

@@ -68,6 +68,16 @@ class Container:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """Where the files of a running container are, if they are directories of the engine's machine."""
+
+    pid: int
+    driver: str
+    lower: tuple[str, ...]
+    """The layers of its image, the topmost first; none with another driver than `overlay2`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """Something that happened to a container: `die` (`exitCode`), `kill` (`signal`), `oom`, …"""
 
@@ -218,6 +228,23 @@ class Engine:
             return bool(found["State"]["Running"])
 
         return await self._call(f"look at the container {name}", running)
+
+    async def storage(self, name: str) -> Storage:
+        """The process and layers of a running container. Raises `SandboxError` if there is none."""
+
+        def inspect(api: _Api) -> Storage:
+            found = api.inspect_container(name)
+            graph = cast(dict[str, Any], found.get("GraphDriver") or {})
+            driver = str(graph.get("Name") or "")
+            data = cast(dict[str, Any], graph.get("Data") or {})
+            lower = str(data.get("LowerDir") or "")
+            return Storage(
+                pid=int(found["State"]["Pid"]),
+                driver=driver,
+                lower=tuple(lower.split(":")) if driver == "overlay2" and lower else (),
+            )
+
+        return await self._call(f"look at the container {name}", inspect)
 
     async def paused(self, name: str) -> bool | None:
         """Whether a container that runs is paused; None if it does not run."""

@@ -37,6 +37,16 @@ class FrameType(enum.IntEnum):
     PUT = ord("U")
     GET = ord("G")
     LISTEN = ord("L")
+    SWEEP = ord("Z")
+    FREEZE = ord("H")
+    COUNT = ord("V")
+    RENEW = ord("B")
+    SWAP = ord("N")
+    DROP = ord("Q")
+    TREE = ord("T")
+    ADOPT = ord("A")
+    PREPARE = ord("Y")
+    ATTACH = ord("J")
     MUX = ord("m")
 
     DIR = ord("d")
@@ -81,6 +91,7 @@ class Stage(enum.IntEnum):
     PROCESS = 5
     FILE = 6
     LISTEN = 7
+    LAYER = 8
 
 
 class ProtocolError(ValueError):
@@ -157,6 +168,10 @@ def u32(value: int) -> bytes:
     return struct.pack("<I", value)
 
 
+def u64(value: int) -> bytes:
+    return struct.pack("<Q", value)
+
+
 def encode(kind: FrameType, body: bytes = b"") -> bytes:
     """One frame. Raises `ValueError` when it is over the helper's bound."""
     if len(body) + 1 > MAX_FRAME_BYTES:
@@ -221,6 +236,16 @@ def take_text(body: bytes, offset: int) -> tuple[bytes, int]:
     if b"\0" in value:
         raise ProtocolError("a text with a NUL byte")
     return value, end + size
+
+
+def take_texts(body: bytes, offset: int) -> tuple[list[bytes], int]:
+    """The counted texts at `offset` and where they end."""
+    count, offset = take_u32(body, offset)
+    found: list[bytes] = []
+    for _ in range(count):
+        value, offset = take_text(body, offset)
+        found.append(value)
+    return found, offset
 
 
 def take_u32(body: bytes, offset: int) -> tuple[int, int]:

@@ -28,6 +28,16 @@ enum request_type {
     REQ_PUT = 'U',    /* then DIR, FILE + DATA.., LINK, and COMMIT */
     REQ_GET = 'G',    /* answered with DIR, FILE + DATA.., LINK, and DONE */
     REQ_LISTEN = 'L',
+    REQ_SWEEP = 'Z',  /* end every process */
+    REQ_FREEZE = 'H', /* stop every process, or let them go on */
+    REQ_COUNT = 'V',  /* how many there are of commands */
+    REQ_RENEW = 'B',  /* the owner is there: go on for so long */
+    REQ_SWAP = 'N',   /* a new root directory above layers; layers.c has these six */
+    REQ_DROP = 'Q',
+    REQ_TREE = 'T',
+    REQ_ADOPT = 'A',
+    REQ_PREPARE = 'Y',
+    REQ_ATTACH = 'J',
     REQ_MUX = 'm',    /* from now on this connection carries many; see mux.c */
 };
 
@@ -56,6 +66,7 @@ enum stage {
     STAGE_PROCESS = 5,
     STAGE_FILE = 6,
     STAGE_LISTEN = 7,
+    STAGE_LAYER = 8,
 };
 
 /* wire.c: frames, descriptors and bounded readers. */
@@ -146,6 +157,15 @@ int handle_mkdir(int conn, const struct frame *frame);
 int handle_put(int conn, const struct frame *frame);
 int handle_get(int conn, const struct frame *frame);
 int handle_listen(int conn, const struct frame *frame);
+int handle_sweep(int conn, const struct frame *frame);
+int handle_freeze(int conn, const struct frame *frame);
+int handle_count(int conn, const struct frame *frame);
+int handle_swap(int conn, const struct frame *frame);
+int handle_drop(int conn, const struct frame *frame);
+int handle_tree(int conn, const struct frame *frame);
+int handle_adopt(int conn, const struct frame *frame);
+int handle_prepare(int conn, const struct frame *frame);
+int handle_attach(int conn, const struct frame *frame);
 
 /* files.c, for tree.c too. */
 int make_parents(const char *path, const struct account *owner); /* a directory fd, or -1 */
@@ -158,9 +178,45 @@ struct serving {
     int listener;     /* a listening unix socket, or NO_FD */
     int control;      /* connections arrive as descriptors; its end is the owner's end; or NO_FD */
     int64_t lifetime_ns; /* 0: none */
+    int64_t lease_ns;    /* end this long after the last RENEW; 0: no lease */
     const char *socket_path; /* unlinked at the end, or NULL */
 };
 int serve(const struct serving *serving);
+int is_handler(pid_t pid);
+extern int is_init; /* whether this is, or serves, PID 1 of a namespace: only then all may be killed */
+
+/* replace.c and layers.c: root directories. System calls by number: C libraries differ in which of
+ * these they wrap. */
+enum { CALL_OPEN_TREE = 428, CALL_MOVE_MOUNT = 429, CALL_MOUNT_SETATTR = 442 };
+#ifndef MOUNT_ATTR_RDONLY
+#define MOUNT_ATTR_RDONLY 0x1
+#define MOUNT_ATTR_NOSUID 0x2
+#define MOUNT_ATTR_NODEV 0x4
+#endif
+#ifndef MOUNT_ATTR_IDMAP
+#define MOUNT_ATTR_IDMAP 0x100000
+#endif
+#ifndef OPEN_TREE_CLONE
+#define OPEN_TREE_CLONE 1
+#endif
+#ifndef OPEN_TREE_CLOEXEC
+#define OPEN_TREE_CLOEXEC O_CLOEXEC
+#endif
+#ifndef AT_RECURSIVE
+#define AT_RECURSIVE 0x8000
+#endif
+#define MOVE_FROM_EMPTY_PATH 0x4
+#define MOVE_TO_EMPTY_PATH 0x40
+struct mount_attributes {
+    uint64_t set, clear, propagation, userns;
+};
+const char *replace_root(int root, int mountinfo);
+struct hidden {
+    int root; /* where layers hang: below the root directory, out of reach; or NO_FD */
+    uint64_t bytes, inodes; /* bounds of one layer */
+    const char *made_of[2]; /* what every root is above, the topmost first; relative to root */
+};
+extern struct hidden hidden;
 
 int run_mux(int in, int out); /* mux.c */
 

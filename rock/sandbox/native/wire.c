@@ -22,6 +22,12 @@
  *             Inline: no descriptor crosses. READ is answered with FD, DATA.., DONE; WRITE is followed by
  *             DATA.., COMMIT.
  *     PUT     text target | text owner             GET  text source         LISTEN  u32 port
+ *     SWEEP  nothing; DONE u32 processes ended | texts left      FREEZE  u32 1 stop, 0 go on; DONE u32 not so
+ *     RENEW  u64 lease ms | u64 lifetime ms from now, 0: as it was
+ *     COUNT  nothing; DONE u32 processes
+ *     SWAP   u32 new layer | u32 n, n u32 layers below; DONE texts already in it     DROP, TREE  u32 layer
+ *     ADOPT  u32 layer; descriptor: its mount
+ *     PREPARE  text storage | texts below; FD a root      ATTACH  descriptors: root, mount namespace, mountinfo
  *     DIR, FILE  text path | u32 mode   LINK  text path | text destination   DATA  bytes to the end
  *     STARTED u32 pid in the sandbox
  *     PONG    u32 protocol version | u32 pid

@@ -116,7 +116,11 @@ async def a_large_script_runs_whole(subject: Subject) -> None:
 
 @CHECKS
 async def exit_ends_the_shell_with_its_code(subject: Subject) -> None:
-    endings = {"echo bye; exit 3": 3, "set -e; echo bye; false; echo no": 1, "echo bye; exec true": 0}
+    endings = {
+        "echo bye; exit 3": 3,
+        "set -e; echo bye; false; echo no": 1,
+        "echo bye; exec true": 0,
+    }
     async with await subject.create() as box:
         for program in _PROGRAMS:
             for script, code in endings.items():
@@ -157,28 +161,26 @@ async def a_timeout_interrupts_the_script_and_keeps_the_shell(subject: Subject) 
 
 @CHECKS
 async def a_shell_that_cannot_be_interrupted_is_replaced(subject: Subject) -> None:
-    async with await subject.create() as box:
-        async with await box.shell() as shell:
-            await _says(shell, "kept=1")
-            script = "trap '' INT; echo $$ >pid; echo in; while :; do sleep 1; done"
-            result = await shell.run(script, timeout_seconds=0.4)
-            assert (result.status, result.shell) == (ExecStatus.TIMED_OUT, "replaced")
-            assert result.stdout == b"in\n"
-            assert not await is_alive(box, await written(box, "pid"))
-            assert await _says(shell, "echo ${kept:-new}") == b"new\n"
+    async with await subject.create() as box, await box.shell() as shell:
+        await _says(shell, "kept=1")
+        script = "trap '' INT; echo $$ >pid; echo in; while :; do sleep 1; done"
+        result = await shell.run(script, timeout_seconds=0.4)
+        assert (result.status, result.shell) == (ExecStatus.TIMED_OUT, "replaced")
+        assert result.stdout == b"in\n"
+        assert not await is_alive(box, await written(box, "pid"))
+        assert await _says(shell, "echo ${kept:-new}") == b"new\n"
 
 
 @CHECKS
 async def output_over_the_limit_ends_the_script(subject: Subject) -> None:
-    async with await subject.create() as box:
-        async with await box.shell() as shell:
-            result = await shell.run(
-                "echo start; yes", timeout_seconds=COMMAND_SECONDS, output_limit_bytes=10_000
-            )
-            assert (result.status, result.shell) == (ExecStatus.OUTPUT_LIMIT, "alive")
-            assert (len(result.stdout), result.stdout[:6]) == (10_000, b"start\n")
-            assert result.stdout_bytes > 10_000
-            assert await _says(shell, "echo next") == b"next\n"
+    async with await subject.create() as box, await box.shell() as shell:
+        result = await shell.run(
+            "echo start; yes", timeout_seconds=COMMAND_SECONDS, output_limit_bytes=10_000
+        )
+        assert (result.status, result.shell) == (ExecStatus.OUTPUT_LIMIT, "alive")
+        assert (len(result.stdout), result.stdout[:6]) == (10_000, b"start\n")
+        assert result.stdout_bytes > 10_000
+        assert await _says(shell, "echo next") == b"next\n"
 
 
 @CHECKS
@@ -186,7 +188,9 @@ async def a_background_job_stays_and_its_output_is_no_others(subject: Subject) -
     async with await subject.create() as box:
         for program in _PROGRAMS:
             async with await box.shell(program=program) as shell:
-                job = "(until [ -e go ]; do sleep 0.05; done; echo STALE; echo x >said; sleep 300) &"
+                job = (
+                    "(until [ -e go ]; do sleep 0.05; done; echo STALE; echo x >said; sleep 300) &"
+                )
                 await _run(shell, f"rm -f go said; {job}\necho $! >job")
                 pid = (await box.read_file("job")).decode().strip()
                 assert (await shell.run("sleep 300", timeout_seconds=0.5)).shell == "alive"
@@ -217,14 +221,13 @@ async def scripts_of_one_shell_run_in_turn_and_shells_do_not_wait(subject: Subje
 
 @CHECKS
 async def a_cancelled_script_leaves_the_shell_usable(subject: Subject) -> None:
-    async with await subject.create() as box:
-        async with await box.shell() as shell:
-            await _says(shell, "kept=1")
-            run = asyncio.ensure_future(_run(shell, "echo $$ >pid; echo STALE; sleep 300"))
-            await written(box, "pid")
-            run.cancel()
-            await asyncio.wait((run,))
-            assert await _says(shell, "echo $kept") == b"1\n"
+    async with await subject.create() as box, await box.shell() as shell:
+        await _says(shell, "kept=1")
+        run = asyncio.ensure_future(_run(shell, "echo $$ >pid; echo STALE; sleep 300"))
+        await written(box, "pid")
+        run.cancel()
+        await asyncio.wait((run,))
+        assert await _says(shell, "echo $kept") == b"1\n"
 
 
 @CHECKS
@@ -238,7 +241,9 @@ async def a_shell_ends_with_its_sandbox(subject: Subject) -> None:
     box = await subject.create()
     try:
         shell = await box.shell()
-        run = asyncio.ensure_future(shell.run("echo $$ >pid; echo in; sleep 300", timeout_seconds=50))
+        run = asyncio.ensure_future(
+            shell.run("echo $$ >pid; echo in; sleep 300", timeout_seconds=50)
+        )
         await written(box, "pid")
     finally:
         await box.stop()
