@@ -45,11 +45,12 @@ from rock.sandbox.command import (
     ExecStatus,
     Overflow,
     Process,
+    ProcessInfo,
     Shell,
     TerminalSize,
 )
 from rock.sandbox.execution import Executed, Execution, Sink
-from rock.sandbox.frames import EndKind, ExecFlag, ExecRequest, FrameType
+from rock.sandbox.frames import NO_FLAGS, EndKind, ExecFlag, ExecRequest, FrameType
 from rock.sandbox.state import Snapshot
 from rock.sandbox.stateful import (
     NOTHING_ENFORCED,
@@ -147,7 +148,7 @@ class ChannelSandbox(StatefulSandbox):
         output_limit_bytes: int = DEFAULT_OUTPUT_LIMIT_BYTES,
         overflow: Overflow = "kill",
     ) -> ExecResult:
-        flags = ExecFlag.STDIN if stdin else ExecFlag(0)
+        flags = ExecFlag.STDIN if stdin else NO_FLAGS
         request = self._request(argv, timeout_seconds, cwd, env, user, flags)
         started = time.monotonic()
         executed = await self._explained(
@@ -284,6 +285,10 @@ class ChannelSandbox(StatefulSandbox):
             columns=size.columns,
             limits=self.rlimits,
         )
+
+    async def list_processes(self) -> list[ProcessInfo]:
+        self._check_running()
+        return await self._explained(self.channel.list_processes())
 
     async def read_file(self, path: str, *, max_bytes: int = DEFAULT_READ_LIMIT_BYTES) -> bytes:
         self._check_running()
