@@ -55,15 +55,19 @@ def function_name(value: str) -> str:
 
 
 QUEUE = "queue"
-_HOSTED = re.compile(r"(litellm|openai):.+")
+BUILT_IN = re.compile(r"(litellm|openai|engine|replay):.+")
+"""Backends that need no description."""
+DESCRIBED = re.compile(r"[A-Za-z0-9_.-]+")
+"""`queue`, or a name in `service.backends_file`."""
 
 
 def backend(value: str) -> str:
     """`value` if it names who answers, else a ValueError that says what would."""
-    if value == QUEUE or _HOSTED.fullmatch(value):
+    if BUILT_IN.fullmatch(value) or DESCRIBED.fullmatch(value):
         return value
     raise ValueError(
-        "expected 'queue' (a trainer answers), 'litellm:NAME' (a hosted model) or 'openai:NAME'"
+        "expected 'queue' (a trainer answers), 'litellm:NAME' (a hosted model), 'openai:NAME', "
+        "'engine:NAME', 'replay:PATH', or a name in service.backends_file"
     )
 
 

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field, model_validator
 from rock.config import Strict, kind_of, read_environment, validated
 from rock.errors import ConfigError
 from rock.modelservice.wire import TRAINED, ChainClass
-from rock.rollout.graders import QUEUE, AnyGrader, FunctionName, backend
+from rock.rollout.graders import BUILT_IN, QUEUE, AnyGrader, FunctionName, backend
 from rock.rollout.presets import PRESETS, Preset
 from rock.rollout.taskfiles import AbsolutePath, Seconds
 from rock.rollout.tasks.files import read_yaml
@@ -158,6 +158,12 @@ class ServiceSection(Strict):
         description="Port of the control plane, which a trainer must know; 0 is any free one, "
         "written to service/ready.json.",
     )
+    tokenizers: list[str] = Field(
+        default=[], description="Tokenizers that answers can be checked with: NAME=DIRECTORY."
+    )
+    backends_file: Path | None = Field(
+        default=None, description="File that describes backends, see docs/backends.md."
+    )
 
 
 class RunFile(Strict):
@@ -176,7 +182,8 @@ class RunFile(Strict):
     grader: AnyGrader | None = Field(default=None, description="Grader of tasks that bring none.")
     model: Annotated[str, AfterValidator(backend)] = Field(
         default=QUEUE,
-        description="queue (a trainer answers), litellm:NAME (a hosted model) or openai:NAME.",
+        description="queue (a trainer answers), litellm:NAME (a hosted model), openai:NAME, "
+        "engine:NAME, replay:PATH, or a name in service.backends_file.",
     )
     api_base: str | None = Field(default=None, description="Address of the hosted model's API.")
     model_name: Annotated[str, Field(min_length=1)] = Field(
@@ -184,6 +191,11 @@ class RunFile(Strict):
     )
     service: ServiceSection = Field(
         default=ServiceSection(), description="The run's own ModelService."
+    )
+    tokenizer: str | None = Field(
+        default=None,
+        description="Name of one of the service's tokenizers: answers whose tokens do not spell "
+        "their text are untrainable.",
     )
     sampling: SamplingConfig = Field(default=SamplingConfig(), description="Sampling overrides.")
     limits: LimitsConfig = Field(default=LimitsConfig(), description="Bounds per episode.")
@@ -203,6 +215,17 @@ class RunFile(Strict):
         default=10.0,
         description="How long to wait at the end for the trainer to acknowledge the groups.",
     )
+
+    @model_validator(mode="after")
+    def _check_model(self) -> Self:
+        named = self.model != QUEUE and not BUILT_IN.fullmatch(self.model)
+        if named and self.service.backends_file is None:
+            raise ValueError(
+                f"model: {self.model!r} would be a name in service.backends_file, which is not given; "
+                "expected 'queue' (a trainer answers), 'litellm:NAME' (a hosted model), "
+                "'openai:NAME', 'engine:NAME' or 'replay:PATH'"
+            )
+        return self
 
     def sandbox_limits(self) -> Limits:
         return Limits(
@@ -251,6 +274,13 @@ def resolve(run: RunFile, path: Path) -> RunFile:
             "python": _function(run.agent.python, base, f"{path}: agent.python"),
         }
     )
+    model, service = run.model, run.service
+    if model.startswith("replay:"):
+        recording = _existing(base / model.removeprefix("replay:"), f"{path}: model")
+        model = f"replay:{recording}"
+    if service.backends_file is not None:
+        file = _existing(base / service.backends_file, f"{path}: service.backends_file")
+        service = service.model_copy(update={"backends_file": file})
     limits = run.limits
     if agent.preset is not None:
         preset = PRESETS[agent.preset]
@@ -261,7 +291,15 @@ def resolve(run: RunFile, path: Path) -> RunFile:
         tasks = str((base / tasks).resolve())
     out = (base / run.out).resolve() if run.out is not None else None
     grader = run.grader and run.grader.located(base, where=f"{path}: grader")
-    changes = {"agent": agent, "out": out, "tasks": tasks, "grader": grader, "limits": limits}
+    changes = {
+        "agent": agent,
+        "model": model,
+        "service": service,
+        "out": out,
+        "tasks": tasks,
+        "grader": grader,
+        "limits": limits,
+    }
     return run.model_copy(update=changes)
 
 

@@ -4,7 +4,15 @@ import random
 
 rng = random.Random(20260101)
 hosts = [f"10.0.{rng.randrange(4)}.{rng.randrange(1, 60)}" for _ in range(40)]
-paths = ["/", "/login", "/api/items", "/api/items?page=2", "/static/app.js", "/a b.html", '/q?x="y"']
+paths = [
+    "/",
+    "/login",
+    "/api/items",
+    "/api/items?page=2",
+    "/static/app.js",
+    "/a b.html",
+    '/q?x="y"',
+]
 with open("access.log", "w") as log:
     for number in range(3000):
         host = hosts[min(int(rng.expovariate(0.12)), 39)]

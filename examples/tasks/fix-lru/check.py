@@ -41,7 +41,9 @@ def ages():
 def expired_before_live():
     with remote() as work:
         cache = work.new("make", 2, 10)
-        play(work, cache, ("put", "old", 1), ("at", 9), ("put", "new", 2), ("get", "old"), ("at", 12))
+        play(
+            work, cache, ("put", "old", 1), ("at", 9), ("put", "new", 2), ("get", "old"), ("at", 12)
+        )
         play(work, cache, ("put", "third", 3))
         assert play(work, cache, ("keys",)) == [["new", "third"]]
 

@@ -25,6 +25,7 @@ from rock.errors import (
     BadRequest,
     ContextLengthExceeded,
     Forbidden,
+    JournalError,
     NotFound,
     RockError,
     SessionClosed,
@@ -75,7 +76,7 @@ class AgentPlane:
     def refusal(self, exc: RockError, dialect: Dialect = dialects.DEFAULT) -> Reply:
         self._service.refused(exc.code)
         log.info("request refused", extra=about(status=exc.status, code=exc.code))
-        return _reply(dialect.error(exc))
+        return _reply(dialect.error(_for_agents(exc)))
 
     def _session(self, key: str | None, headers: Mapping[str, str]) -> Session:
         given = key or _api_key(headers)
@@ -164,6 +165,9 @@ class _CallStream:
         self._call = call
         self._encoder = renderer.stream(call.id)
         self._failed = False
+        """The call has no answer; everybody knows."""
+        self._unfinished = False
+        """It has one, which could not be written to the end."""
 
     def opened(self) -> EventStream:
         return EventStream(self._frames(), sent=self._sent, lost=self._lost)
@@ -186,21 +190,31 @@ class _CallStream:
                     quiet_since = clock()
             answer = await self._call.answer()
         except RockError as exc:
-            log.info("stream ended badly", extra=about(call_id=self._call.id, code=exc.code))
             self._failed = True
-            yield self._encoder.error(exc)
+            last = self._broken_off(exc)
         else:
-            yield b"".join(self._encoder.answer(answer))
+            try:
+                last = b"".join(self._encoder.answer(answer))
+            except RockError as exc:  # the answer is there, and a retry gets it
+                self._unfinished = True
+                last = self._broken_off(exc)
+        yield last
+
+    def _broken_off(self, exc: RockError) -> bytes:
+        log.info("stream ended badly", extra=about(call_id=self._call.id, code=exc.code))
+        return self._encoder.error(_for_agents(exc))
 
     def _deltas(self, seen: int) -> bytes:
         """The spans after the first `seen`, which from now on the answer must begin with."""
         spans = self._call.spans_after(seen)
-        frames = b"".join([self._encoder.delta(text, reasoning) for text, reasoning in spans])
+        frames = b"".join([self._encoder.delta(span) for span in spans])
         self._call.shown = self._call.shown or bool(frames)
         return frames
 
     def _sent(self) -> None:
-        if not self._failed:
+        if self._unfinished:
+            self._service.agent_left(self._call)
+        elif not self._failed:
             self._service.sent(self._call)
 
     def _lost(self) -> None:
@@ -253,6 +267,13 @@ def _model(name: str) -> dict[str, str | int]:
     openai: dict[str, str | int] = {"object": "model", "created": 0, "owned_by": "rock"}
     anthropic = {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
     return {"id": name, **openai, **anthropic}
+
+
+def _for_agents(exc: RockError) -> RockError:
+    """What an agent may hear of an error: not where on the host the journal is."""
+    if isinstance(exc, JournalError):
+        return JournalError("the service cannot store anything now; try again")
+    return exc
 
 
 def not_allowed(dialect: Dialect, request: Request, allowed: str) -> Reply:
