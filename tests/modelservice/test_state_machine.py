@@ -236,7 +236,7 @@ class ServiceMachine(RuleBasedStateMachine):
             said = [one for one in waiting if self._model_of(one).said]
             connection = pick(said or waiting, next(dice))
             call, model = self.calls[connection], self._model_of(connection)
-            assert [text for text, _ in call.spans_after(0)] == model.said
+            assert [span.content for span in call.spans_after(0)] == model.said
             call.shown = call.shown or bool(model.said)
             self.model.read(model)
 
