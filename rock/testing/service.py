@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from rock.config import validated
 from rock.errors import RockError
 from rock.modelservice.client.worker import Policy
 from rock.modelservice.hosting.server import Running, serving
@@ -29,7 +30,7 @@ async def running_service(
 ) -> AsyncGenerator[Running, None]:
     """A service on free loopback ports. `settings` are fields of ServiceConfig, `policies` its
     backends by name."""
-    config = ServiceConfig.model_validate({"state_dir": state_dir, **settings})
+    config = validated(ServiceConfig, {"state_dir": state_dir, **settings}, source="settings")
     async with serving(config, policies=policies) as running:
         yield running
 

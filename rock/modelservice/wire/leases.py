@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import field
 
-from rock.modelservice.wire.base import Input, Wire
+from rock.modelservice.wire.base import Input, Version, Wire
 from rock.modelservice.wire.messages import CanonicalRequest, Choice, Usage, VersionSpan
 
 PauseMode = Literal["hold", "drain", "requeue"]
@@ -20,7 +20,7 @@ class ClaimRequest(Input):
     lease_seconds: float = 60.0
     wait_seconds: float = 20.0
     """Long-poll: how long to wait for the first call before answering with none."""
-    policy_version: int | None = None
+    policy_version: Version | None = None
     delta: bool = False
     """Leave out of each lease what this worker has from the call it answered before: `omitted`."""
 
@@ -113,7 +113,7 @@ class Completion(Input):
     """The whole prompt as the engine saw it, or with `continues_parent` its end."""
     continues_parent: bool = False
     """`prompt_token_ids` are those after the parent's prompt and answer, which come before them."""
-    policy_version: int | None = None
+    policy_version: Version | None = None
     """The weights that sampled; None takes the version given at claim."""
     usage: Usage | None = None
     """None is counted from the token ids, and unknown if there are none."""
@@ -164,7 +164,7 @@ class FailRequest(Input):
 
 
 class PolicyUpdate(Input):
-    version: int | None = None
+    version: Version | None = None
     state: Literal["running", "paused"] | None = None
     mode: PauseMode = "hold"
 
