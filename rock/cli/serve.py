@@ -15,7 +15,7 @@ import typer
 
 from rock.config import read_environment, validated
 from rock.errors import ConfigError, ServiceUnavailable
-from rock.modelservice.backends import policy_for
+from rock.modelservice.backends.config import policies_of
 from rock.modelservice.client.shards import AdminShards
 from rock.modelservice.hosting.fleet import ServiceFleet
 from rock.modelservice.hosting.server import Ready, read_ready, run
@@ -53,7 +53,7 @@ def run_serve(
         return
     if any(folder.glob("shard-*")):
         raise ConfigError(f"{folder} is the state of a service of several shards; use --shards")
-    policies = {name: policy_for(name, api_base=api_base) for name in backends}
+    policies = policies_of(backends, api_base=api_base, file=config.backends_file)
     run(config, policies=policies, on_ready=lambda ready: _announce(folder, ready))
 
 
@@ -90,7 +90,7 @@ def _announce(folder: Path, ready: Ready) -> None:
 def open_session(
     state_dir: Path | None,
     *,
-    backend: str,
+    backend: str | None,
     max_calls: int | None,
     labels: Sequence[str],
     wait_seconds: float,

@@ -88,8 +88,18 @@ class ServiceConfig(Strict):
         (),
         description="Python functions that interceptors may name, `module:function`, comma-separated.",
     )
+    tokenizers: Annotated[tuple[str, ...], BeforeValidator(_split)] = Field(
+        (),
+        description="Tokenizers that answers can be checked with, `NAME=DIRECTORY`, comma-separated.",
+    )
     backend_concurrency: int = Field(
         256, ge=1, description="Calls that each built-in backend works on at the same time."
+    )
+    backends_file: Path | None = Field(
+        None, description="YAML file that describes built-in backends, see docs/backends.md."
+    )
+    default_backend: str = Field(
+        "queue", description="Who answers sessions that choose no backend."
     )
     order: ClaimOrder = Field("round_robin", description="Which waiting call is handed out next.")
     sync: SyncLevel = Field(

@@ -25,7 +25,8 @@ from rock.modelservice.client.client import AdminClient, TrainerClient
 from rock.modelservice.hosting.supervise import ServiceProcess
 from rock.modelservice.planes.listening import Adapter, Bounds, bind, listening, url_of
 from rock.modelservice.planes.plane import Reply, Request
-from rock.testing.service import error_reply, running_service
+from rock.testing.fake_engine import error_reply
+from rock.testing.service import running_service
 from tests.modelservice.fixtures import ask, claim, open_session, running, user
 from tests.modelservice.live import admin_of, trainer_of
 

@@ -28,7 +28,7 @@ from rock.modelservice.engine.calls import Call
 from rock.modelservice.engine.notices import Notices
 from rock.modelservice.engine.observer import Observer
 from rock.modelservice.engine.outbox import Outbox
-from rock.modelservice.engine.queue import CallQueue, Held, Ticket
+from rock.modelservice.engine.queue import TRAINER_BACKEND, CallQueue, Held, Ticket
 from rock.modelservice.graph.answer import Answer
 from rock.modelservice.graph.graph import Extension
 from rock.modelservice.interceptors.hooks import Hooks
@@ -43,8 +43,6 @@ from rock.modelservice.telemetry.metrics import Gauges
 from rock.modelservice.timers import Timers
 from rock.modelservice.wire import CloseReason, LimitName
 from rock.types import CallId, Clock, SessionId, WorkerId
-
-TRAINER_BACKEND = "queue"
 
 
 class Engine:

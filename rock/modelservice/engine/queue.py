@@ -30,6 +30,8 @@ from rock.modelservice.states import Event, State, next_state
 from rock.modelservice.timers import Timers
 from rock.types import CallId, LeaseId, PolicyVersion, SessionId, WorkerId
 
+TRAINER_BACKEND = "queue"
+"""Who answers sessions that name no worker of this service."""
 MAX_PASSES = 8
 """How often in a row a session whose turn it is waits for another that suits the worker better."""
 

@@ -23,8 +23,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from rock.errors import RockError, ServiceUnavailable, SessionClosed
-from rock.modelservice import backends
+from rock.errors import ConfigError, RockError, ServiceUnavailable, SessionClosed
+from rock.modelservice.backends.running import running
 from rock.modelservice.client.worker import Policy
 from rock.modelservice.keys import Keys, ensure_keys
 from rock.modelservice.planes.agent_plane import AgentPlane
@@ -80,7 +80,12 @@ async def serving(
         stack.callback(agent.close)
         control = control_socket or bind(config.control_host, config.control_port)
         stack.callback(control.close)
-        workers = await stack.enter_async_context(backends.running(service, policies or {}))
+        workers = await stack.enter_async_context(running(service, policies or {}))
+        if config.default_backend not in ("queue", *workers):
+            known = ", ".join(["queue", *workers])
+            raise ConfigError(
+                f"default_backend: expected one of {known}, got {config.default_backend!r}"
+            )
 
         @asynccontextmanager
         async def lend(listener: socket.socket, session_id: str) -> AsyncGenerator[None, None]:

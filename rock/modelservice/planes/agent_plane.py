@@ -165,6 +165,9 @@ class _CallStream:
         self._call = call
         self._encoder = renderer.stream(call.id)
         self._failed = False
+        """The call has no answer; everybody knows."""
+        self._unfinished = False
+        """It has one, which could not be written to the end."""
 
     def opened(self) -> EventStream:
         return EventStream(self._frames(), sent=self._sent, lost=self._lost)
@@ -187,21 +190,31 @@ class _CallStream:
                     quiet_since = clock()
             answer = await self._call.answer()
         except RockError as exc:
-            log.info("stream ended badly", extra=about(call_id=self._call.id, code=exc.code))
             self._failed = True
-            yield self._encoder.error(_for_agents(exc))
+            last = self._broken_off(exc)
         else:
-            yield b"".join(self._encoder.answer(answer))
+            try:
+                last = b"".join(self._encoder.answer(answer))
+            except RockError as exc:  # the answer is there, and a retry gets it
+                self._unfinished = True
+                last = self._broken_off(exc)
+        yield last
+
+    def _broken_off(self, exc: RockError) -> bytes:
+        log.info("stream ended badly", extra=about(call_id=self._call.id, code=exc.code))
+        return self._encoder.error(_for_agents(exc))
 
     def _deltas(self, seen: int) -> bytes:
         """The spans after the first `seen`, which from now on the answer must begin with."""
         spans = self._call.spans_after(seen)
-        frames = b"".join([self._encoder.delta(text, reasoning) for text, reasoning in spans])
+        frames = b"".join([self._encoder.delta(span) for span in spans])
         self._call.shown = self._call.shown or bool(frames)
         return frames
 
     def _sent(self) -> None:
-        if not self._failed:
+        if self._unfinished:
+            self._service.agent_left(self._call)
+        elif not self._failed:
             self._service.sent(self._call)
 
     def _lost(self) -> None:

@@ -36,6 +36,7 @@ from rock.modelservice.telemetry.metrics import CONTENT_TYPE
 from rock.modelservice.wire import groups as wire_groups
 from rock.modelservice.wire.interceptors import Interceptor
 from rock.modelservice.wire.partial import CancelledRequest, PartialRequest
+from rock.modelservice.wire.stored import stored
 from rock.types import SessionId
 
 log = logging.getLogger(__name__)
@@ -216,7 +217,8 @@ class ControlPlane:
 
     async def _create_session(self, request: Request, name: str) -> Reply:
         spec = await _read(request, wire.SessionSpec)
-        self._check_backend(spec.backend)
+        if spec.backend is not None:
+            self._check_backend(spec.backend)
         new = await self._service.create_session(spec)
         base_url = f"{self._agent_url}/s/{new.key}/v1"
         return _ok(
@@ -249,7 +251,7 @@ class ControlPlane:
         return _ok(info)
 
     async def _trajectory(self, request: Request, name: str) -> Reply:
-        return _ok(await self._service.read_trajectory(SessionId(name)))
+        return _ok(stored(await self._service.read_trajectory(SessionId(name))))
 
     async def _interceptors(self, request: Request, name: str) -> Reply:
         return _ok(self._service.interceptors())

@@ -7,7 +7,6 @@ missing or wrong, the answer is stored as untrainable with the reason, and none 
 from __future__ import annotations
 
 import hashlib
-import secrets
 from dataclasses import dataclass
 
 import msgspec
@@ -15,9 +14,14 @@ from msgspec.structs import replace
 
 from rock.errors import BadRequest
 from rock.modelservice.engine.calls import Call
-from rock.modelservice.engine.spans import Said, runs
+from rock.modelservice.engine.spans import Said, new_call_id, runs
 from rock.modelservice.graph import tokens
 from rock.modelservice.graph.answer import AnswerChoice
+from rock.modelservice.graph.parts import (
+    last,
+    reason_against_parts,
+    reason_against_prompt_parts,
+)
 from rock.modelservice.graph.rows import CallTokens, new_after
 from rock.modelservice.journal import records
 from rock.modelservice.wire import AssistantMessage, Choice, Completion, Usage, VersionSpan
@@ -77,9 +81,16 @@ def reason_against_prefix(call: Call, prepared: Prepared) -> str | None:
 
 
 def answered(
-    call: Call, wanted: int, prepared: Prepared, version: PolicyVersion | None
+    call: Call,
+    wanted: int,
+    prepared: Prepared,
+    version: PolicyVersion | None,
+    *,
+    messages: int,
+    misspelt: str | None = None,
 ) -> records.CallAnswered:
-    """The record of a completion as the answer to `call`, which asked for `wanted` choices.
+    """The record of a completion as the answer to `call`, which asked for `wanted` choices by
+    `messages` messages. `misspelt` is why its tokens are not its text.
 
     What workers said of it before keeps the log-probabilities and versions it was sampled with; that
     the completion begins with it was checked. Raises `BadRequest` for another number of choices, and
@@ -91,6 +102,10 @@ def answered(
             f"choices: expected {wanted} (the request's n), got {len(choices)}", param="choices"
         )
     reason = _reason_against(choices) or prepared.against_prompt
+    parts = prepared.completion.prompt_parts
+    if reason is None:
+        count = tokens.count(prepared.prompt or b"")
+        reason = reason_against_prompt_parts(parts, count, messages) or misspelt
     continues, before = prepared.completion.continues_parent, 0
     if continues:
         before = _parent_tokens(call).sequence_count(call.parent_choice)
@@ -108,6 +123,7 @@ def answered(
             for number, choice in enumerate(choices)
         ),
         prompt_ids=prompt,
+        prompt_parts=None if prompt is None or parts is None else last(parts, tokens.count(prompt)),
         continues=continues and prompt is not None,
         policy_version=version,
         usage=prepared.completion.usage or _counted(prepared, before, reason),
@@ -127,6 +143,7 @@ def edited(
         ),
         sampled=record.choices,
         prompt_ids=None,
+        prompt_parts=None,
         continues=False,
         untrainable=EDITED,
         edited_by=by,
@@ -136,7 +153,7 @@ def edited(
 def _reason_against(choices: list[Choice]) -> str | None:
     for number, choice in enumerate(choices):
         reason = tokens.reason_against_sample(choice.token_ids, choice.logprobs)
-        reason = reason or _reason_against_versions(choice)
+        reason = reason or _reason_against_versions(choice) or reason_against_parts(choice)
         if reason is not None:
             return reason if len(choices) == 1 else f"choice {number}: {reason}"
     return None
@@ -170,7 +187,7 @@ def _reason_against_said(said: Said, version: PolicyVersion | None) -> str | Non
 def _choice(
     choice: Choice, version: PolicyVersion | None, said: Said | None, *, trainable: bool
 ) -> AnswerChoice:
-    message, finish = _with_call_ids(choice.message), choice.finish_reason
+    message, finish = _with_call_ids(choice.message, said), choice.finish_reason
     if not trainable:
         return AnswerChoice(message=message, finish_reason=finish)
     logprobs = tokens.pack_logprobs(choice.logprobs or ())
@@ -183,6 +200,7 @@ def _choice(
         packed_ids=tokens.pack_ids(choice.token_ids or ()),
         packed_logprobs=logprobs,
         version_spans=_versions(choice, version, said),
+        parts=None if choice.parts is None else tuple(choice.parts),
     )
 
 
@@ -205,14 +223,17 @@ def _versions(
     return None if found == [VersionSpan(total, version)] else tuple(found)
 
 
-def _with_call_ids(message: AssistantMessage) -> AssistantMessage:
+def _with_call_ids(message: AssistantMessage, said: Said | None = None) -> AssistantMessage:
+    """The message with an id for each call: the one an agent may have read, else a new one."""
     if not message.tool_calls or all(call.id for call in message.tool_calls):
         return message
+    known = [call.id for call in said.calls] if said is not None else []
+    ids = [*known, *(new_call_id() for _ in message.tool_calls[len(known) :])]
     return replace(
         message,
         tool_calls=[
-            call if call.id else replace(call, id=f"call_{secrets.token_hex(12)}")
-            for call in message.tool_calls
+            call if call.id else replace(call, id=id)
+            for call, id in zip(message.tool_calls, ids, strict=False)
         ],
     )
 

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from msgspec import Raw
+from msgspec.structs import replace
 
 from rock.errors import (
     BadRequest,
@@ -178,11 +179,14 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
     # --- sessions ---
 
     async def create_session(self, spec: wire.SessionSpec) -> NewSession:
+        if spec.tokenizer is not None:
+            self.spelling.check_known(spec.tokenizer)
         key = new_key()
+        backend = spec.backend or self.config.default_backend
         record = records.SessionOpened(
             session=new_id(id_prefix(self.config.shard)),
             key_sha256=key_hash(key),
-            spec=spec,
+            spec=replace(spec, backend=backend),
             at=self._engine.wall(),
         )
         await self._engine.open_session(record)
@@ -264,6 +268,7 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
             _check_open(session)
             self._admit(session)
             call = self._new_call(session, conversation, incoming, asked, edit)
+        call.streams = call.streams or incoming.stream
         try:
             if wait:
                 await self._engine.journal.barrier()
