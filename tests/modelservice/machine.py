@@ -235,11 +235,13 @@ class ServiceMachine(RuleBasedStateMachine):
         waiting = [one for one in self.calls if self.calls[one].outcome is None]
         if waiting:
             said = [one for one in waiting if self._model_of(one).said]
-            connection = pick(said or waiting, next(dice))
-            call, model = self.calls[connection], self._model_of(connection)
-            assert [text for text, _ in call.spans_after(0)] == model.said
-            call.shown = call.shown or bool(model.said)
-            self.model.read(model)
+            self._read(pick(said or waiting, next(dice)))
+
+    def _read(self, connection: int) -> None:
+        call, model = self.calls[connection], self._model_of(connection)
+        assert [delta.content for delta in call.spans_after(0)] == model.said
+        call.shown = call.shown or bool(model.said)
+        self.model.read(model)
 
     def _model_of(self, connection: int) -> ModelCall:
         return self.model.calls[self.model.connections[connection]]
@@ -332,6 +334,10 @@ class ServiceMachine(RuleBasedStateMachine):
         )
         [result] = self.do(self.service.partial(PartialRequest([item]))).results
         self._check(result, lease, self.model.say(lease, index, text))
+        call = self.model.leases[lease]
+        readers = [one for one, waits in self.model.connections.items() if waits == call]
+        if said and readers and choose(dice, (True, False)):
+            self._read(pick(readers, 0))
 
     def cannot_continue(self, dice: Dice) -> None:
         if not self.model.leases:
