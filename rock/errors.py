@@ -52,6 +52,10 @@ from typing import ClassVar, TypeVar
 
 Error = TypeVar("Error", bound="RockError")
 
+MAX_SHOWN = 80
+MAX_MESSAGE = 8000
+"""In characters."""
+
 
 class RockError(Exception):
     """Something in rock failed."""
@@ -64,7 +68,11 @@ class RockError(Exception):
 
     @property
     def message(self) -> str:
-        return str(self.args[0])
+        """What was wrong. Whatever it quotes, it stays a message: it is cut at `MAX_MESSAGE`."""
+        whole = str(self.args[0])
+        if len(whole) <= MAX_MESSAGE:
+            return whole
+        return f"{whole[:MAX_MESSAGE]}… ({len(whole)} characters)"
 
 
 class ConfigError(RockError):
@@ -335,9 +343,15 @@ class RunFailed(RolloutError):
     code = "run_failed"
 
 
+<<<<<<< HEAD
 def any_error_for(code: str, message: str) -> RockError:
     """The error of any part that a `code` from the wire stands for; else a RockError."""
     return _by_code(RockError).get(code, RockError)(message)
+=======
+def shown(given: str) -> str:
+    """What somebody gave, quoted for a message and no longer than one can read."""
+    return repr(given) if len(given) <= MAX_SHOWN else f"{given[:MAX_SHOWN]!r}… ({len(given)} long)"
+>>>>>>> proof3
 
 
 def error_for(code: str, message: str, *, param: str | None = None) -> ModelServiceError:

@@ -10,7 +10,15 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from rock.errors import CallFailed, InvalidTransition, LeaseLost, NotFound, RockError, SessionClosed
+from rock.errors import (
+    CallFailed,
+    InvalidTransition,
+    LeaseLost,
+    NotFound,
+    RockError,
+    SessionClosed,
+    shown,
+)
 from rock.modelservice.engine.calls import Call, Conversation, Original, failure
 from rock.modelservice.engine.limits import bound_of
 from rock.modelservice.engine.spans import Said
@@ -45,7 +53,7 @@ class Book:
         """Raises `NotFound`."""
         call = self.calls.get(CallId(call_id))
         if call is None:
-            raise NotFound(f"there is no call {call_id!r}")
+            raise NotFound(f"there is no call {shown(call_id)}")
         return call
 
     def call_of_lease(self, lease_id: str) -> Call:
@@ -53,7 +61,7 @@ class Book:
         call = self.calls.get(CallId(lease_id.rpartition(".")[0]))
         if call is None:
             self._check_retired(lease_id)
-            raise NotFound(f"there is no lease {lease_id!r}")
+            raise NotFound(f"there is no lease {shown(lease_id)}")
         if call.state not in OPEN and call.answered_lease != lease_id:
             raise LeaseLost(f"call {call.id} is {call.state}; drop the work")
         return call

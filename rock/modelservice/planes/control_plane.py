@@ -11,11 +11,12 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, get_args
 from urllib.parse import unquote
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import fields
 
 from rock.errors import (
     BadRequest,
@@ -24,6 +25,7 @@ from rock.errors import (
     RockError,
     Unauthorized,
     UpstreamUnauthorized,
+    shown,
 )
 from rock.modelservice import wire
 from rock.modelservice.graph.stored import stored
@@ -39,6 +41,8 @@ from rock.types import SessionId
 
 log = logging.getLogger(__name__)
 T = TypeVar("T", bound=Struct)
+MAX_MESSAGE = 300
+"""Of what msgspec says about a body, which can quote some of it."""
 
 
 class Backend(Protocol):
@@ -232,9 +236,7 @@ class ControlPlane:
         backend = self._backends.get(name)
         if backend is None:
             known = ", ".join(["queue", *sorted(self._backends)])
-            message = (
-                f"backend: expected one that this service was started with ({known}), got {name!r}"
-            )
+            message = f"backend: expected one that this service was started with ({known}), got {shown(name)}"
             raise BadRequest(message, param="backend")
         if backend.refused is not None:
             raise UpstreamUnauthorized(backend.refused)
@@ -286,11 +288,22 @@ async def _read(request: Request, kind: type[T]) -> T:
     except msgspec.ValidationError as exc:
         message, _, place = str(exc).partition(" - at ")
         param = place.strip("`").removeprefix("$").removeprefix(".") or None
+        message = message[:MAX_MESSAGE] + _one_of(kind, param, message)
         raise BadRequest(f"{param or 'body'}: {message}", param=param) from exc
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise BadRequest(f"the body is not valid JSON: {exc}") from exc
     except RecursionError as exc:
         raise BadRequest("the body is nested too deeply") from exc
+
+
+def _one_of(kind: type[Struct], param: str | None, message: str) -> str:
+    """What was expected of a field that takes a few words, which msgspec does not say."""
+    if not message.startswith("Invalid enum value"):
+        return ""
+    words = next((one.type for one in fields(kind) if one.name == param), None)
+    known = [word for part in (words, *get_args(words)) for word in get_args(part)]
+    listed = ", ".join(word for word in known if isinstance(word, str))
+    return f"; expected one of {listed}" if listed else ""
 
 
 def _at_least(name: str, value: float, bound: float) -> None:

@@ -48,18 +48,27 @@ class Prepared:
 
 
 def prepare(completion: Completion) -> Prepared:
-    """Raises `BadRequest` for text that is not Unicode (a lone surrogate from a policy in Python)."""
+    """Raises `BadRequest` for text that is not Unicode (a lone surrogate from a policy in Python), and
+    for a negative `usage`."""
     prompt, reason = tokens.pack_prompt(
         completion.prompt_token_ids, continues=completion.continues_parent
     )
     if prompt is not None:
         completion = replace(completion, prompt_token_ids=None)
+    _check_usage(completion.usage)
     try:
         mark = hashlib.blake2b(_plain.encode(completion), digest_size=16)
     except UnicodeEncodeError as exc:
         raise BadRequest(f"the completion is not valid Unicode: {exc}", param="choices") from exc
     mark.update(prompt or b"")
     return Prepared(completion, prompt, reason, mark.digest())
+
+
+def _check_usage(usage: Usage | None) -> None:
+    """Limits are counted by it."""
+    if usage is not None and min(usage.prompt_tokens, usage.completion_tokens) < 0:
+        given = f"{usage.prompt_tokens} and {usage.completion_tokens}"
+        raise BadRequest(f"usage: expected counts of 0 or more, got {given}", param="usage")
 
 
 def reason_against_prefix(call: Call, prepared: Prepared) -> str | None:
