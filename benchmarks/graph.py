@@ -6,7 +6,8 @@ Each session is a tool-using agent whose context grows to `--context` tokens in 
 request re-sends the whole history, and the worker gives the whole prompt's ids, as without deltas.
 *raw* is what is new: each message once, 4 bytes per token id and per sampled log-probability.
 *quadratic* is what storing each call as it was sent would take. Memory is what the process grows by
-per session, after the sessions' calls are over. `--check` fails above the bounds.
+per session, after the sessions' calls are over; *trajectory* is the file that an episode leaves in its
+run directory. `--check` fails above the bounds.
 """
 
 from __future__ import annotations
@@ -40,11 +41,12 @@ from rock.modelservice.wire import (
     ToolCall,
     ToolFunction,
 )
+from rock.modelservice.wire.stored import encode
 from rock.types import SessionId
 
 CHARS_PER_TOKEN = 4
 SAMPLED_SHARE = 0.2
-MEMORY_BOUND, JOURNAL_BOUND = 4.0, 2.0
+MEMORY_BOUND, JOURNAL_BOUND, TRAJECTORY_BOUND = 4.0, 2.0, 4.0
 """Times the raw size; checked with `--check`."""
 WORDS = [f"{word}{n}" for word in ("file", "line", "error", "test", "path") for n in range(200)]
 
@@ -59,11 +61,15 @@ class Result:
     memory_bytes: int
     journal_bytes: int
     quadratic_bytes: int
+    trajectory_bytes: int
+    trajectory_seconds: float
+    """To make and encode it."""
     milliseconds_per_turn: float
     replay_seconds: float
     """For the whole journal."""
     memory_by_raw: float = 0.0
     journal_by_raw: float = 0.0
+    trajectory_by_raw: float = 0.0
     quadratic_by_journal: float = 0.0
 
 
@@ -77,6 +83,7 @@ class Talk:
         self.ids = array("i")
         self.raw = sum(len(bytes(message)) for message in self.messages)
         self.quadratic = 0
+        self.session_id = SessionId("")
 
     def _text(self, tokens: int) -> str:
         words = self._random.choices(WORDS, k=tokens)
@@ -85,10 +92,10 @@ class Talk:
     def _message(self, role: str, tokens: int = 400, **more: Any) -> Raw:
         return Raw(msgspec.json.encode({"role": role, "content": self._text(tokens), **more}))
 
-    async def turn(self, service: ModelService, session_id: SessionId, number: int) -> None:
+    async def turn(self, service: ModelService, number: int) -> None:
         body = CanonicalRequest(model="m", messages=list(self.messages))
         self.quadratic += sum(len(bytes(message)) for message in self.messages)
-        session = service.session(session_id)
+        session = service.session(self.session_id)
         call = await service.submit(session, Incoming(dialect="chat", request=body, body=b""))
         (lease,) = (await service.claim(ClaimRequest("w", wait_seconds=0.0))).leases
         sampled = int(self._new * SAMPLED_SHARE)
@@ -128,8 +135,9 @@ def resident_bytes() -> int:
 async def talk(service: ModelService, seed: int, turns: int, context: int) -> Talk:
     made = await service.create_session(SessionSpec())
     one = Talk(seed, turns, context)
+    one.session_id = SessionId(made.session_id)
     for number in range(turns):
-        await one.turn(service, SessionId(made.session_id), number)
+        await one.turn(service, number)
     one.messages.clear()
     one.ids = array("i")
     return one
@@ -145,6 +153,9 @@ async def measure(turns: int, context: int, sessions: int, folder: Path) -> Resu
         seconds = time.perf_counter() - start
         memory = resident_bytes() - before
         journal = directory_bytes(folder) - journal
+        start = time.perf_counter()
+        trajectory = len(encode(service.trajectory(talks[0].session_id)))
+        made = time.perf_counter() - start
     start = time.perf_counter()
     async with ModelService.open(config):
         replay = time.perf_counter() - start
@@ -158,10 +169,13 @@ async def measure(turns: int, context: int, sessions: int, folder: Path) -> Resu
         memory_bytes=memory // sessions,
         journal_bytes=journal // sessions,
         quadratic_bytes=quadratic,
+        trajectory_bytes=trajectory,
+        trajectory_seconds=made,
         milliseconds_per_turn=1e3 * seconds / turns / sessions,
         replay_seconds=replay,
         memory_by_raw=memory / sessions / raw,
         journal_by_raw=journal / sessions / raw,
+        trajectory_by_raw=trajectory / talks[0].raw,
         quadratic_by_journal=quadratic * sessions / journal,
     )
 
@@ -187,6 +201,10 @@ def main() -> None:
         print(f"  raw        {result.raw_bytes:>14,} bytes")
         print(f"  memory     {result.memory_bytes:>14,} bytes  {result.memory_by_raw:.2f} x raw")
         print(f"  journal    {result.journal_bytes:>14,} bytes  {result.journal_by_raw:.2f} x raw")
+        size, ratio = result.trajectory_bytes, result.trajectory_by_raw
+        print(
+            f"  trajectory {size:>14,} bytes  {ratio:.2f} x raw, in {result.trajectory_seconds:.2f} s"
+        )
         print(
             f"  quadratic  {result.quadratic_bytes:>14,} bytes  "
             f"{result.quadratic_by_journal:.0f} x the journal"
@@ -194,9 +212,18 @@ def main() -> None:
         print(
             f"  {result.milliseconds_per_turn:.2f} ms per turn, replay {result.replay_seconds:.2f} s"
         )
-    over = result.memory_by_raw > MEMORY_BOUND or result.journal_by_raw > JOURNAL_BOUND
+    bounds = {
+        "memory": (result.memory_by_raw, MEMORY_BOUND),
+        "journal": (result.journal_by_raw, JOURNAL_BOUND),
+        "trajectory": (result.trajectory_by_raw, TRAJECTORY_BOUND),
+    }
+    over = [
+        f"{name}: {found:.2f} x raw, above {bound}"
+        for name, (found, bound) in bounds.items()
+        if found > bound
+    ]
     if args.check and over:
-        sys.exit(f"above the bounds: memory {MEMORY_BOUND} x raw, journal {JOURNAL_BOUND} x raw")
+        sys.exit("; ".join(over))
 
 
 if __name__ == "__main__":

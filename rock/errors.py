@@ -27,7 +27,11 @@ failed" are *results*, not errors; an error means that rock, its input or its su
     │   └── InvalidTransition       a bug: an event the state table does not list
     ├── SandboxError
     │   ├── ProviderUnavailable     the engine or kernel feature is not there; says the remedy
+    │   ├── CapacityExceeded        this machine has no room for another sandbox
     │   ├── SandboxDied             the box is gone or its helper stopped answering
+    │   ├── SandboxBusy             it is paused, changing its state, or running what must not run
+    │   ├── NotSupported            this provider, or this machine, cannot do that
+    │   ├── ShellEnded              a kept shell that a script has ended; open a new one
     │   ├── CommandNotFound         the program to run does not exist in the sandbox
     │   ├── CommandRefused          the program cannot be started: permission, format, size, limits
     │   ├── BadWorkdir              the working directory does not exist in the sandbox
@@ -220,6 +224,39 @@ class SandboxDied(SandboxError):
     """The sandbox is gone."""
 
     code = "sandbox_died"
+
+    def __init__(self, message: str | None = None, *, cause: str = "unknown") -> None:
+        super().__init__(message)
+        self.cause = cause
+        """One of `rock.sandbox.command.DeathCause`."""
+
+
+class ShellEnded(SandboxError):
+    """The shell has ended."""
+
+    status = 409
+    code = "shell_ended"
+
+
+class CapacityExceeded(SandboxError):
+    """This machine has no room for another sandbox."""
+
+    status = 503
+    code = "capacity_exceeded"
+
+
+class SandboxBusy(SandboxError):
+    """The sandbox cannot do this in the state it is in."""
+
+    status = 409
+    code = "sandbox_busy"
+
+
+class NotSupported(SandboxError):
+    """The provider cannot do this here."""
+
+    status = 501
+    code = "not_supported"
 
 
 class CommandNotFound(SandboxError):

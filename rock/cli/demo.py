@@ -26,7 +26,7 @@ from rock.cli.progress import ProgressView
 from rock.cli.run import print_result, until_signalled
 from rock.config import inherited_environment, read_environment
 from rock.errors import RockError
-from rock.modelservice.hosting.supervise import ServiceProcess
+from rock.modelservice.hosting.supervise import ServiceProcess, kept_up
 from rock.rollout.run import RunResult, ServiceAddress, run
 from rock.rollout.runfile import AgentConfig, MountConfig, RunFile
 from rock.rollout.tasks.humaneval import problems
@@ -102,7 +102,7 @@ async def _demo(config: RunFile, seed: int, view: ProgressView) -> RunResult:
     assert config.out is not None
     state_dir = config.out / "service"
     async with (
-        ServiceProcess(state_dir, exit_with_parent=True) as service,
+        kept_up(ServiceProcess(state_dir, exit_with_parent=True)) as service,
         _trainer(service, seed, view.console) as trainer,
     ):
         address = ServiceAddress(

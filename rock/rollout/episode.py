@@ -270,6 +270,7 @@ class _Attempt:
                 seed=None if run.seed is None else _episode_seed(run.seed, self.plan),
             ),
             backend=self.tools.backend,
+            tokenizer=run.tokenizer,
         )
 
     @contextmanager

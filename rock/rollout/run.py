@@ -13,7 +13,6 @@ needs to know one address, however many runs there are.
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -24,7 +23,7 @@ from typing import Any
 
 from rock.errors import ConfigError, ProviderUnavailable
 from rock.modelservice.client.shards import AdminShards
-from rock.modelservice.hosting.supervise import ServiceProcess
+from rock.modelservice.hosting.supervise import ServiceProcess, kept_up
 from rock.rollout.durable import write_atomically
 from rock.rollout.episode import Tools
 from rock.rollout.events import OnEvent, RunEnded, RunStarted, ignore
@@ -37,11 +36,6 @@ from rock.rollout.task import LoadedTask
 from rock.rollout.tasks import load_tasks
 from rock.sandbox.base import Provider
 from rock.sandbox.doctor import choose_provider, providers
-
-log = logging.getLogger(__name__)
-
-MAX_RESTARTS = 5
-"""Crashes of the run's own service after which it stays down, and the run ends with that."""
 
 EXIT_FINISHED = 0
 EXIT_FAILED = 1
@@ -176,31 +170,19 @@ async def _service(directory: Path, config: RunFile) -> AsyncGenerator[ServiceAd
     sockets. It ends with the harness, also when that is killed, and the next one starts it again."""
     backends = [config.model] if BUILT_IN.fullmatch(config.model) else []
     settings = config.service.model_dump(exclude_none=True)
-    async with ServiceProcess(
+    process = ServiceProcess(
         directory / "service",
         settings=settings,
         backends=backends,
         api_base=config.api_base,
         exit_with_parent=True,
-    ) as process:
-        address = ServiceAddress(
+    )
+    async with kept_up(process):
+        yield ServiceAddress(
             control_url=process.control_url,
             admin_key=process.keys.admin_key,
             attach_path=process.attach_path,
         )
-        watch = asyncio.ensure_future(_restart_after_crashes(process))
-        try:
-            yield address
-        finally:
-            watch.cancel()
-            await asyncio.gather(watch, return_exceptions=True)
-
-
-async def _restart_after_crashes(process: ServiceProcess) -> None:
-    for number in range(1, MAX_RESTARTS + 1):
-        code = await process.wait()
-        log.warning("ModelService ended with code %d; starting it again (%d)", code, number)
-        await process.restart()
 
 
 def _started(opened: RunDir, provider: Provider) -> RunStarted:

@@ -131,6 +131,9 @@ class ServiceSection(Strict):
         description="Port of the control plane, which a trainer must know; 0 is any free one, "
         "written to service/ready.json.",
     )
+    tokenizers: list[str] = Field(
+        default=[], description="Tokenizers that answers can be checked with: NAME=DIRECTORY."
+    )
     backends_file: Path | None = Field(
         default=None, description="File that describes backends, see docs/backends.md."
     )
@@ -161,6 +164,11 @@ class RunFile(Strict):
     )
     service: ServiceSection = Field(
         default=ServiceSection(), description="The run's own ModelService."
+    )
+    tokenizer: str | None = Field(
+        default=None,
+        description="Name of one of the service's tokenizers: answers whose tokens do not spell "
+        "their text are untrainable.",
     )
     sampling: SamplingConfig = Field(default=SamplingConfig(), description="Sampling overrides.")
     limits: LimitsConfig = Field(default=LimitsConfig(), description="Bounds per episode.")

@@ -23,17 +23,22 @@ from pathlib import Path
 from typing import Any
 
 from rock.errors import ProviderUnavailable, SandboxDied, SandboxError
-from rock.sandbox import hostroot, rundir
-from rock.sandbox.base import Availability, Provider, Sandbox, SandboxSpec
-from rock.sandbox.channel import Channel, connect_to_path
+from rock.sandbox import host_layers, hostroot, rundir
+from rock.sandbox.autopsy import diagnose
+from rock.sandbox.base import Availability, Provider, SandboxSpec
+from rock.sandbox.box_state import BoxState
+from rock.sandbox.channel import KILL_GRACE_SECONDS, Channel, connect_to_path
 from rock.sandbox.channel_sandbox import AGENT_HOME, ChannelSandbox, Identity
 from rock.sandbox.container import SOCKET_NAME, container_config
 from rock.sandbox.ending import to_the_end
 from rock.sandbox.engine import REMEDY, Engine, Image
 from rock.sandbox.helper import helper_path
+from rock.sandbox.host_layers import ContainerRoot, HostLayers, Keeper
 from rock.sandbox.mount_rules import check_spec
 from rock.sandbox.owner import EXPIRES, RUN, Owner, wall_seconds
 from rock.sandbox.reaper import reap
+from rock.sandbox.state import ResetTier, Snapshot
+from rock.sandbox.stateful import Box, StatefulSandbox
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +73,7 @@ class DockerProvider(Provider):
         pull: bool = False,
         pull_timeout_seconds: float = 900.0,
         start_timeout_seconds: float = 30.0,
+        silence_seconds: float = KILL_GRACE_SECONDS,
         now: Callable[[], float] = wall_seconds,
     ) -> None:
         self.engine = Engine(host)
@@ -76,11 +82,14 @@ class DockerProvider(Provider):
         self._pull = pull
         self._pull_timeout_seconds = pull_timeout_seconds
         self._start_timeout_seconds = start_timeout_seconds
+        self._silence_seconds = silence_seconds
         self._now = now
         self._owner = Owner.current()
-        self._sandboxes: dict[str, ChannelSandbox] = {}
+        self._sandboxes: dict[str, StatefulSandbox] = {}
         self._host_image: Image | None = None
         self._making_host_image = asyncio.Lock()
+        self._keeper = Keeper(self.base)
+        self._no_layers = host_layers.why_impossible()
         self._closed = False
 
     async def probe(self) -> Availability:
@@ -115,7 +124,9 @@ class DockerProvider(Provider):
         for name in removed.containers:
             log.info("removed %s, whose harness is gone", name)
 
-    async def create(self, spec: SandboxSpec) -> Sandbox:
+    async def create(
+        self, spec: SandboxSpec, *, snapshot: Snapshot | None = None
+    ) -> ChannelSandbox:
         """A running container with its helper answering.
 
         Raises `ConfigError` (a field that may not be so), `ProviderUnavailable` (no engine, no such
@@ -126,6 +137,7 @@ class DockerProvider(Provider):
         image = await self._image(spec.image)
         sandbox_id = secrets.token_hex(6)
         folder = self.base / sandbox_id
+        layers: HostLayers | None = None
         try:
             rundir.make(self.base, sandbox_id, self._owner)
             config = container_config(
@@ -137,21 +149,47 @@ class DockerProvider(Provider):
             )
             image = await self._start(image, spec, f"rock-{sandbox_id}", config)
             channel = await self._reach(sandbox_id, folder / "run" / SOCKET_NAME)
+            layers = await self._layers(sandbox_id)
+            box = Box(
+                id=sandbox_id,
+                channel=channel,
+                state=BoxState(channel, _made_of(spec, image), layers, why_not=self._no_layers),
+                remove=functools.partial(self._discard, sandbox_id, layers),
+                diagnose=functools.partial(
+                    diagnose, self.engine, f"rock-{sandbox_id}", spec, self._now(), self._now
+                ),
+            )
             sandbox = ChannelSandbox(
-                sandbox_id,
+                box,
                 spec,
-                channel,
-                remove=functools.partial(self._discard, sandbox_id),
                 identity=_identity(image),
                 variables=image.env,
+                replacement=self._replace,
             )
-            await sandbox.prepare()
+            await sandbox.prepare(snapshot)
             self._check_open()
         except BaseException:  # whatever it was, also a cancellation, nothing may be left
-            await to_the_end(self._discard_quietly(sandbox_id))
+            await to_the_end(self._discard_quietly(sandbox_id, layers))
             raise
         self._sandboxes[sandbox_id] = sandbox
         return sandbox
+
+    async def _layers(self, sandbox_id: str) -> HostLayers | None:
+        """The container's files in layers, or None, with the reason in `_no_layers`."""
+        if self._no_layers:
+            return None
+        found = await self.engine.storage(f"rock-{sandbox_id}")
+        if not found.lower or not host_layers.all_here(found.lower):
+            self._no_layers = (
+                f"the engine's images ({found.driver}) are no directories seen from here"
+            )
+            return None
+        return HostLayers(self._keeper, ContainerRoot(pid=found.pid, lower=found.lower))
+
+    async def _replace(self, sandbox: StatefulSandbox) -> tuple[StatefulSandbox, ResetTier]:
+        made = await self.create(sandbox.spec)
+        self._sandboxes[made.id] = sandbox
+        return made, ResetTier.REBUILD
 
     async def _start(
         self, image: Image, spec: SandboxSpec, name: str, config: Mapping[str, Any]
@@ -177,6 +215,7 @@ class DockerProvider(Provider):
         for error in await asyncio.gather(*stops, return_exceptions=True):
             if isinstance(error, BaseException):
                 log.warning("a sandbox could not be stopped and is left to the reaper: %s", error)
+        await self._keeper.close()
         await self.engine.close()
 
     def _check_open(self) -> None:
@@ -187,18 +226,20 @@ class DockerProvider(Provider):
         expires = self._now() + spec.lifetime_seconds + EXPIRY_MARGIN_SECONDS
         return {RUN: self.run_id, EXPIRES: f"{expires:.0f}", **self._owner.labels()}
 
-    async def _discard(self, sandbox_id: str) -> None:
+    async def _discard(self, sandbox_id: str, layers: HostLayers | None) -> None:
         """Remove a sandbox's container and directory; the directory also if the engine fails."""
+        if layers is not None:
+            await layers.end()
         try:
             await self.engine.remove(f"rock-{sandbox_id}")
         finally:
             rundir.remove(self.base / sandbox_id)
             self._sandboxes.pop(sandbox_id, None)
 
-    async def _discard_quietly(self, sandbox_id: str) -> None:
+    async def _discard_quietly(self, sandbox_id: str, layers: HostLayers | None) -> None:
         """Clean up after a failure that is already on its way to the caller."""
         try:
-            await self._discard(sandbox_id)
+            await self._discard(sandbox_id, layers)
         except SandboxError as exc:
             log.warning("sandbox %s is left to the reaper: %s", sandbox_id, exc.message)
 
@@ -206,7 +247,7 @@ class DockerProvider(Provider):
         """The channel to a helper that has just been started, once it answers."""
         container = f"rock-{sandbox_id}"
         deadline = time.monotonic() + self._start_timeout_seconds
-        channel = Channel(connect_to_path(path))
+        channel = Channel(connect_to_path(path), silence_seconds=self._silence_seconds)
         while True:
             try:
                 await channel.ping()
@@ -271,6 +312,12 @@ async def _locked(path: Path, *, within_seconds: float) -> AsyncGenerator[None]:
                     raise SandboxError(f"{path} was locked for {within_seconds:g} s") from None
                 await asyncio.sleep(0.02)
         yield
+
+
+def _made_of(spec: SandboxSpec, image: Image) -> str:
+    """What a snapshot needs to be the same in the sandbox it is restored in."""
+    parts = (image.id, spec.workdir, spec.user, spec.mounts)
+    return f"docker-{hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}"
 
 
 def _identity(image: Image) -> Identity | None:

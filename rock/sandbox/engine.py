@@ -66,6 +66,24 @@ class Container:
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """Where the files of a running container are, if they are directories of the engine's machine."""
+
+    pid: int
+    driver: str
+    lower: tuple[str, ...]
+    """The layers of its image, the topmost first; none with another driver than `overlay2`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened to a container: `die` (`exitCode`), `kill` (`signal`), `oom`, …"""
+
+    action: str
+    attributes: Mapping[str, str]
+
+
 class _Api(Protocol):
     """The part of docker-py's client that is used here; its own types leave answers unknown."""
 
@@ -80,6 +98,9 @@ class _Api(Protocol):
     def start(self, container: str) -> None: ...
     def remove_container(self, container: str, *, v: bool, force: bool) -> None: ...
     def inspect_container(self, container: str) -> dict[str, Any]: ...
+    def events(
+        self, *, since: int, until: int, filters: dict[str, str], decode: bool
+    ) -> Iterator[dict[str, Any]]: ...
     def containers(self, *, all: bool, filters: dict[str, list[str]]) -> list[dict[str, Any]]: ...
     def close(self) -> None: ...
 
@@ -196,6 +217,53 @@ class Engine:
 
         return await self._call(f"look at the container {name}", running)
 
+    async def storage(self, name: str) -> Storage:
+        """The process and layers of a running container. Raises `SandboxError` if there is none."""
+
+        def inspect(api: _Api) -> Storage:
+            found = api.inspect_container(name)
+            graph = cast(dict[str, Any], found.get("GraphDriver") or {})
+            driver = str(graph.get("Name") or "")
+            lower = str((graph.get("Data") or {}).get("LowerDir") or "")
+            return Storage(
+                pid=int(found["State"]["Pid"]),
+                driver=driver,
+                lower=tuple(lower.split(":")) if driver == "overlay2" and lower else (),
+            )
+
+        return await self._call(f"look at the container {name}", inspect)
+
+    async def paused(self, name: str) -> bool | None:
+        """Whether a container that runs is paused; None if it does not run."""
+
+        def paused(api: _Api) -> bool | None:
+            try:
+                state = api.inspect_container(name)["State"]
+            except docker.errors.NotFound:
+                return None
+            return bool(state["Paused"]) if state["Running"] else None
+
+        return await self._call(f"look at the container {name}", paused)
+
+    async def history(self, name: str, *, since: float, until: float) -> list[Event]:
+        """What the engine remembers of a container, also of one that is gone; seconds since 1970."""
+
+        def collect(api: _Api) -> list[Event]:
+            found = api.events(
+                since=int(since), until=int(until) + 1, filters={"container": name}, decode=True
+            )
+            return [
+                Event(
+                    action=str(item.get("Action", "")),
+                    attributes=cast(
+                        dict[str, str], cast(dict[str, Any], item["Actor"]).get("Attributes") or {}
+                    ),
+                )
+                for item in found
+            ]
+
+        return await self._call(f"tell the history of the container {name}", collect)
+
     async def containers(self, label: str) -> list[Container]:
         """Every container, running or not, that has a label of that name (or `name=value`)."""
 
@@ -283,7 +351,12 @@ class Engine:
     async def _call(self, doing: str, work: Callable[[_Api], Result]) -> Result:
         try:
             client = await self._connected()
-            return await self._run(lambda: work(client))
+
+            def knock_and_work() -> Result:
+                self._knock()
+                return work(client)
+
+            return await self._run(knock_and_work)
         except docker.errors.APIError as exc:
             words = exc.explanation or str(exc)
             raise SandboxError(f"the engine could not {doing}: {words}") from exc

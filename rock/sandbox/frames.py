@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 MAX_ARGUMENT_BYTES = 128 * 1024
 """The kernel's own bound on one argument or variable, its end mark included."""
@@ -27,6 +27,9 @@ class FrameType(enum.IntEnum):
     EXEC = ord("X")
     KILL = ord("K")
     SIGNAL = ord("S")
+    RESIZE = ord("r")
+    SCRIPT = ord("s")
+    INTERRUPT = ord("i")
     READ = ord("O")
     WRITE = ord("W")
     COMMIT = ord("C")
@@ -34,6 +37,15 @@ class FrameType(enum.IntEnum):
     PUT = ord("U")
     GET = ord("G")
     LISTEN = ord("L")
+    SWEEP = ord("Z")
+    FREEZE = ord("H")
+    COUNT = ord("V")
+    SWAP = ord("N")
+    DROP = ord("Q")
+    TREE = ord("T")
+    ADOPT = ord("A")
+    PREPARE = ord("Y")
+    ATTACH = ord("J")
 
     DIR = ord("d")
     FILE = ord("f")
@@ -41,11 +53,21 @@ class FrameType(enum.IntEnum):
     LINK = ord("l")
 
     PONG = ord("p")
+    STARTED = ord("B")
     RESULT = ord("R")
     FD = ord("F")
     DONE = ord("D")
     ERROR = ord("E")
     LOST = ord("I")
+
+
+class ExecFlag(enum.IntFlag):
+    """What a command is besides a program with two pipes."""
+
+    STDIN = 1
+    TERMINAL = 2
+    SHELL = 4
+    ANNOUNCE = 8
 
 
 class EndKind(enum.IntEnum):
@@ -67,6 +89,7 @@ class Stage(enum.IntEnum):
     PROCESS = 5
     FILE = 6
     LISTEN = 7
+    LAYER = 8
 
 
 class ProtocolError(ValueError):
@@ -108,20 +131,23 @@ class ExecRequest:
     cwd: bytes
     user: bytes
     timeout_ms: int
-    has_stdin: bool = False
+    flags: ExecFlag = ExecFlag(0)
+    rows: int = 0
+    columns: int = 0
     limits: Sequence[tuple[int, int]] = field(default_factory=tuple[tuple[int, int], ...])
 
     def encode(self) -> bytes:
         variables = [name + b"=" + value for name, value in self.env.items()]
         return b"".join(
             (
-                struct.pack("<II", self.timeout_ms, int(self.has_stdin)),
+                struct.pack("<II", self.timeout_ms, self.flags),
                 text(self.user),
                 text(self.cwd),
                 texts(self.argv),
                 texts(variables),
                 struct.pack("<I", len(self.limits)),
                 *(struct.pack("<IQ", number, value) for number, value in self.limits),
+                struct.pack("<II", self.rows, self.columns),
             )
         )
 
@@ -204,6 +230,16 @@ def take_text(body: bytes, offset: int) -> tuple[bytes, int]:
     if b"\0" in value:
         raise ProtocolError("a text with a NUL byte")
     return value, end + size
+
+
+def take_texts(body: bytes, offset: int) -> tuple[list[bytes], int]:
+    """The counted texts at `offset` and where they end."""
+    count, offset = take_u32(body, offset)
+    found: list[bytes] = []
+    for _ in range(count):
+        value, offset = take_text(body, offset)
+        found.append(value)
+    return found, offset
 
 
 def take_u32(body: bytes, offset: int) -> tuple[int, int]:

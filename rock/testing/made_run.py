@@ -26,6 +26,7 @@ from rock.modelservice.wire import (
     Trajectory,
     TrajectoryCall,
     Usage,
+    stored,
 )
 from rock.rollout.ledger import AttemptEnded, AttemptStarted, Event, GroupPlanned, RunOpened
 from rock.rollout.outcome import Outcome, OutcomeClass, Phase, graded, outcome_of
@@ -163,7 +164,7 @@ def _write_group(path: Path, run_id: str, group_id: str, group: MadeGroup) -> It
         folder.mkdir(parents=True)
         (folder / "record.json").write_bytes(encode(record))
         if episode.trajectory is not None:
-            (folder / FILE_NAME).write_bytes(msgspec.json.encode(episode.trajectory))
+            (folder / FILE_NAME).write_bytes(stored.encode(episode.trajectory))
         yield AttemptStarted(group_id=group_id, index=index, attempt=1)
         yield AttemptEnded(
             group_id=group_id,

@@ -277,6 +277,27 @@ async def test_the_journal_compacts_itself_when_it_has_grown(tmp_path: Path) -> 
             assert len(service.trajectory(one.session_id).calls) == 3
 
 
+async def test_statistics_count_the_calls_of_sessions_that_are_only_on_disk(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with running(tmp_path, clock) as service:
+        for number in range(3):
+            await closed(service, clock, f"n{number}")
+            if number:
+                await service.compact()  # one by one, and one that has a marker already
+        live = await new(service)
+        await converse(service, live)
+        cancelled = await new(service)
+        await ask(service, service.session(cancelled.session_id), HI)
+        await service.close_session(cancelled.session_id)
+        before = service.stats()
+        assert (before.answered, before.failed, before.cancelled) == (8, 4, 1)
+    for _ in range(2):
+        async with running(tmp_path) as service:
+            assert service.stats() == before
+            await service.compact()
+            assert service.stats() == before
+
+
 async def test_what_is_older_than_the_bound_is_forgotten(tmp_path: Path) -> None:
     clock, wall = FakeClock(), FakeClock(1_800_000_000.0)
     settings: Any = {"wall": wall, "keep_closed_seconds": 2 * DAY}

@@ -231,6 +231,10 @@ async def test_sending_a_span_again_changes_nothing(tmp_path: Path) -> None:
         assert call.spans_after(0) == [Delta(content="a")]
         assert codes(await send(service, span(lease, 0, "x", [10]))) == ["lease_lost"]
         assert codes(await send(service, span(lease, 2, "c", [12]))) == ["invalid_request"]
+    async with running(tmp_path) as service:  # nor does it by the next delivery
+        (lease,) = await claim(service)
+        assert codes(await send(service, span(lease, 0, "a", [10]))) == [None]
+        assert codes(await send(service, span(lease, 0, "x", [10]))) == ["lease_lost"]
     assert (tmp_path / "journal.log").read_bytes().count(b'"t":"partial"') == 1
 
 

@@ -48,6 +48,7 @@ from rock.modelservice.wire.partial import (
     PartialReply,
     PartialRequest,
 )
+from rock.modelservice.wire.stored import StoredTrajectory, whole
 
 T = TypeVar("T")
 MAX_PIECE_BYTES = 1 << 18
@@ -331,7 +332,7 @@ class AdminClient(ControlClient):
 
     async def trajectory(self, session_id: str) -> wire.Trajectory:
         path = f"/admin/v1/sessions/{quote(session_id, safe='')}/trajectory"
-        return await self._call("GET", path, wire.Trajectory, wait_seconds=60.0)
+        return whole(await self._call("GET", path, StoredTrajectory, wait_seconds=60.0))
 
     async def interceptors(self) -> InterceptorList:
         return await self._call("GET", "/admin/v1/interceptors", InterceptorList)

@@ -92,6 +92,7 @@ class Book:
             case records.SessionArchived():
                 over = Over(record.reason, record.limit, record.bound)
                 self.sessions.retire(record.session, record.key_sha256, over)
+                self.sessions.count(record.counts)
             case records.GroupPublished() | records.GroupAcknowledged():
                 pass
             case _:
@@ -212,6 +213,8 @@ class Book:
             parent_choice=call.parent_choice if record.continues else 0,
             chain_class=call.chain_class,
             branch=call.branch,
+            messages=self._conversations[call.session.id].graph.depth(call.leaf),
+            prompt_parts=record.prompt_parts,
         )
 
     def _replay_queued(self, record: records.CallQueued, now: float) -> None:
@@ -250,7 +253,12 @@ def _replayed(graph: MessageGraph, said: records.CallQueued | records.Edited) ->
 
 def _samples(record: records.CallAnswered) -> tuple[Sample, ...]:
     return tuple(
-        Sample(choice.packed_ids or b"", choice.packed_logprobs or b"", choice.version_spans)
+        Sample(
+            choice.packed_ids or b"",
+            choice.packed_logprobs or b"",
+            choice.version_spans,
+            choice.parts,
+        )
         for choice in record.choices
     )
 

@@ -66,6 +66,7 @@ class Engine:
         self.stopping = False
         """Nothing more is handed out."""
         self.on_session_closed: list[Callable[[SessionId], None]] = []
+        self.on_journal_failed: list[Callable[[], None]] = []
         self._deadlines = Timers()
         self._graces = Timers()
         self._session_ends = Timers()
@@ -391,7 +392,10 @@ class Engine:
     def _retire(self, session: Session) -> None:
         """Put a closed session out of memory; its records stay where the shelf says."""
         over = self.book.retire(session)
-        self.shelf.retired[session.id] = Retired(session.key_sha256, over, session.closed_at)
+        counts = {state: count for state, count in session.counts.items() if count}
+        self.shelf.retired[session.id] = Retired(
+            session.key_sha256, over, session.closed_at, counts
+        )
 
     def _retire_due(self, now: float) -> None:
         for name in self._retirements.due(now):
@@ -483,6 +487,8 @@ class Engine:
     def _journal_failed(self, error: JournalError) -> None:
         self.stopping = True
         self._end_all(error)
+        for callback in self.on_journal_failed:
+            callback()
 
     def _end_all(self, error: RockError) -> None:
         for call in self.book.calls.values():

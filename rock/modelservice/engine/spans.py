@@ -99,7 +99,7 @@ class Said:
         return replace(span, calls=tuple(calls))
 
     def has(self, span: records.CallPartial) -> bool:
-        """Whether this very span was accepted before.
+        """Whether this very span was accepted before, of whatever delivery.
 
         Raises `LeaseLost` if another one has its index, `BadRequest` if one before it is missing.
         """
@@ -112,7 +112,7 @@ class Said:
                 f"index: the next span of this call is {len(self._spans)}, got {span.index}",
                 param="index",
             )
-        known = self._spans[span.index]
+        known = replace(self._spans[span.index], lease=span.lease)
         if known != span and known != _with_ids_of(known, span):
             raise LeaseLost(f"span {span.index} of this call was given before, and differs")
         return True

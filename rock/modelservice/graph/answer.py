@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from rock.modelservice.graph import tokens
 from rock.modelservice.graph.rows import CallTokens
-from rock.modelservice.wire import AssistantMessage, FinishReason, Usage, VersionSpan
+from rock.modelservice.wire import AssistantMessage, FinishReason, Part, Usage, VersionSpan
 from rock.modelservice.wire.partial import ToolCallDelta
 from rock.types import CallId, PolicyVersion
 
@@ -24,6 +24,8 @@ class AnswerChoice(Struct, frozen=True, kw_only=True):
     packed_logprobs: bytes | None = None
     version_spans: tuple[VersionSpan, ...] | None = None
     """Which weights sampled which tokens, if not one version sampled all."""
+    parts: tuple[Part, ...] | None = None
+    """What the tokens spell, if the worker knew."""
 
     @property
     def token_ids(self) -> list[int] | None:

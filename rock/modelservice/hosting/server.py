@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from rock.errors import ConfigError, RockError, SessionClosed
+from rock.errors import ConfigError, RockError, ServiceUnavailable, SessionClosed
 from rock.modelservice.backends.running import running
 from rock.modelservice.client.worker import Policy
 from rock.modelservice.keys import Keys, ensure_keys
@@ -135,6 +135,8 @@ def run(
 ) -> None:
     """Serve until SIGTERM, SIGINT or, if given, the death of `parent_pid`. Blocks.
 
+    Raises `JournalError` when the journal fails, if the settings say so (`on_journal_failure`).
+
     `agent_fd` and `control_fd` are listening sockets inherited from whoever owns them.
     """
     _raise_descriptor_limit()
@@ -170,21 +172,28 @@ async def _run(
                 log.info(
                     "serving agents on %s, control on %s", running.agent_url, running.control_url
                 )
+                if config.on_journal_failure == "exit":
+                    running.service.on_journal_failed(stop.set)
                 await stop.wait()
+                if running.service.error is not None:
+                    raise running.service.error
             finally:
                 ready.unlink(missing_ok=True)
 
 
 def read_ready(state_dir: Path) -> Ready | None:
-    """Where the service of `state_dir` listens; None while it is not up."""
+    """Where the service of `state_dir` listens; None while it is not up. One that was killed leaves
+    its file behind. Raises `ServiceUnavailable` for a file that cannot be read."""
     try:
         return msgspec.json.decode((state_dir / READY_FILE).read_bytes(), type=Ready)
-    except FileNotFoundError:
+    except (FileNotFoundError, msgspec.DecodeError):
         return None
+    except OSError as exc:
+        raise ServiceUnavailable(f"{state_dir / READY_FILE} cannot be read: {exc}") from exc
 
 
 def _write_ready(path: Path, running: Running) -> Ready:
-    """Atomically: whoever sees the file sees all of it."""
+    """Atomically: whoever sees the file sees all of it. Raises `ServiceUnavailable`."""
     ready = Ready(
         pid=os.getpid(),
         agent_url=running.agent_url,
@@ -192,8 +201,11 @@ def _write_ready(path: Path, running: Running) -> Ready:
         attach_path=str(running.attach_path),
     )
     draft = path.with_suffix(".new")
-    draft.write_bytes(msgspec.json.encode(ready))
-    draft.replace(path)
+    try:
+        draft.write_bytes(msgspec.json.encode(ready))
+        draft.replace(path)
+    except OSError as exc:
+        raise ServiceUnavailable(f"{path} cannot be written: {exc.strerror}") from exc
     return ready
 
 

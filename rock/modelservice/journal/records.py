@@ -13,8 +13,15 @@ from msgspec import Raw, Struct
 
 from rock.errors import BadRequest
 from rock.modelservice.graph.answer import AnswerChoice
-from rock.modelservice.states import Event
-from rock.modelservice.wire import CloseReason, LimitName, OptionalRaw, SessionSpec, Usage
+from rock.modelservice.states import Event, State
+from rock.modelservice.wire import (
+    CloseReason,
+    LimitName,
+    MessageTokens,
+    OptionalRaw,
+    SessionSpec,
+    Usage,
+)
 from rock.modelservice.wire.interceptors import Interceptor
 from rock.modelservice.wire.partial import ToolCallDelta
 
@@ -63,6 +70,8 @@ class SessionArchived(_Record, tag="session_archived"):
     bound: float | None = None
     at: float | None = None
     """When it was closed."""
+    counts: dict[State, int] = {}
+    """Its calls by the state they ended in; unknown in markers of before there was this."""
 
 
 class Edited(Struct, omit_defaults=True):
@@ -133,6 +142,8 @@ class CallAnswered(_Record, tag="answered"):
     choices: tuple[AnswerChoice, ...]
     prompt_ids: bytes | None = None
     """Packed ids: the whole prompt, or with `continues` what follows the parent's sequence."""
+    prompt_parts: tuple[MessageTokens, ...] | None = None
+    """Which of the last of them are which message, if the worker knew."""
     continues: bool = False
     policy_version: int | None = None
     usage: Usage | None = None

@@ -25,6 +25,7 @@ from rock.errors import (
     BadRequest,
     ContextLengthExceeded,
     Forbidden,
+    JournalError,
     NotFound,
     RockError,
     SessionClosed,
@@ -84,7 +85,7 @@ class AgentPlane:
     def refusal(self, exc: RockError, dialect: Dialect = dialects.DEFAULT) -> Reply:
         self._service.refused(exc.code)
         log.info("request refused", extra=about(status=exc.status, code=exc.code))
-        return _reply(dialect.error(exc))
+        return _reply(dialect.error(_for_agents(exc)))
 
     def _session(self, key: str | None, headers: Mapping[str, str]) -> Session:
         given = key or _api_key(headers)
@@ -210,7 +211,7 @@ class _CallStream:
 
     def _broken_off(self, exc: RockError) -> bytes:
         log.info("stream ended badly", extra=about(call_id=self._call.id, code=exc.code))
-        return self._encoder.error(exc)
+        return self._encoder.error(_for_agents(exc))
 
     def _deltas(self, seen: int) -> bytes:
         """The spans after the first `seen`, which from now on the answer must begin with."""
@@ -275,6 +276,13 @@ def _model(name: str) -> dict[str, str | int]:
     openai: dict[str, str | int] = {"object": "model", "created": 0, "owned_by": "rock"}
     anthropic = {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
     return {"id": name, **openai, **anthropic}
+
+
+def _for_agents(exc: RockError) -> RockError:
+    """What an agent may hear of an error: not where on the host the journal is."""
+    if isinstance(exc, JournalError):
+        return JournalError("the service cannot store anything now; try again")
+    return exc
 
 
 def not_allowed(dialect: Dialect, request: Request, allowed: str) -> Reply:

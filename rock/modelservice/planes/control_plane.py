@@ -34,6 +34,7 @@ from rock.modelservice.telemetry.metrics import CONTENT_TYPE
 from rock.modelservice.wire import groups as wire_groups
 from rock.modelservice.wire.interceptors import Interceptor
 from rock.modelservice.wire.partial import CancelledRequest, PartialRequest
+from rock.modelservice.wire.stored import stored
 from rock.types import SessionId
 
 log = logging.getLogger(__name__)
@@ -248,7 +249,7 @@ class ControlPlane:
         return _ok(info)
 
     async def _trajectory(self, request: Request, name: str) -> Reply:
-        return _ok(await self._service.read_trajectory(SessionId(name)))
+        return _ok(stored(await self._service.read_trajectory(SessionId(name))))
 
     async def _interceptors(self, request: Request, name: str) -> Reply:
         return _ok(self._service.interceptors())

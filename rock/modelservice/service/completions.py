@@ -17,6 +17,11 @@ from rock.modelservice.engine.calls import Call
 from rock.modelservice.engine.spans import Said, new_call_id, runs
 from rock.modelservice.graph import tokens
 from rock.modelservice.graph.answer import AnswerChoice
+from rock.modelservice.graph.parts import (
+    last,
+    reason_against_parts,
+    reason_against_prompt_parts,
+)
 from rock.modelservice.graph.rows import CallTokens, new_after
 from rock.modelservice.journal import records
 from rock.modelservice.wire import AssistantMessage, Choice, Completion, Usage, VersionSpan
@@ -67,9 +72,16 @@ def reason_against_prefix(call: Call, prepared: Prepared) -> str | None:
 
 
 def answered(
-    call: Call, wanted: int, prepared: Prepared, version: PolicyVersion | None
+    call: Call,
+    wanted: int,
+    prepared: Prepared,
+    version: PolicyVersion | None,
+    *,
+    messages: int,
+    misspelt: str | None = None,
 ) -> records.CallAnswered:
-    """The record of a completion as the answer to `call`, which asked for `wanted` choices.
+    """The record of a completion as the answer to `call`, which asked for `wanted` choices by
+    `messages` messages. `misspelt` is why its tokens are not its text.
 
     What workers said of it before keeps the log-probabilities and versions it was sampled with; that
     the completion begins with it was checked. Raises `BadRequest` for another number of choices, and
@@ -81,6 +93,10 @@ def answered(
             f"choices: expected {wanted} (the request's n), got {len(choices)}", param="choices"
         )
     reason = _reason_against(choices) or prepared.against_prompt
+    parts = prepared.completion.prompt_parts
+    if reason is None:
+        count = tokens.count(prepared.prompt or b"")
+        reason = reason_against_prompt_parts(parts, count, messages) or misspelt
     continues, before = prepared.completion.continues_parent, 0
     if continues:
         before = _parent_tokens(call).sequence_count(call.parent_choice)
@@ -98,6 +114,7 @@ def answered(
             for number, choice in enumerate(choices)
         ),
         prompt_ids=prompt,
+        prompt_parts=None if prompt is None or parts is None else last(parts, tokens.count(prompt)),
         continues=continues and prompt is not None,
         policy_version=version,
         usage=prepared.completion.usage or _counted(prepared, before, reason),
@@ -117,6 +134,7 @@ def edited(
         ),
         sampled=record.choices,
         prompt_ids=None,
+        prompt_parts=None,
         continues=False,
         untrainable=EDITED,
         edited_by=by,
@@ -126,7 +144,7 @@ def edited(
 def _reason_against(choices: list[Choice]) -> str | None:
     for number, choice in enumerate(choices):
         reason = tokens.reason_against_sample(choice.token_ids, choice.logprobs)
-        reason = reason or _reason_against_versions(choice)
+        reason = reason or _reason_against_versions(choice) or reason_against_parts(choice)
         if reason is not None:
             return reason if len(choices) == 1 else f"choice {number}: {reason}"
     return None
@@ -173,6 +191,7 @@ def _choice(
         packed_ids=tokens.pack_ids(choice.token_ids or ()),
         packed_logprobs=logprobs,
         version_spans=_versions(choice, version, said),
+        parts=None if choice.parts is None else tuple(choice.parts),
     )
 
 

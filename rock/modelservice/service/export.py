@@ -108,6 +108,7 @@ def _choice(choice: AnswerChoice) -> Choice:
         token_ids=choice.token_ids,
         logprobs=choice.logprobs,
         version_spans=list(choice.version_spans) if choice.version_spans else None,
+        parts=list(choice.parts) if choice.parts else None,
     )
 
 

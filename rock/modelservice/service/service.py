@@ -179,6 +179,8 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
     # --- sessions ---
 
     async def create_session(self, spec: wire.SessionSpec) -> NewSession:
+        if spec.tokenizer is not None:
+            self.spelling.check_known(spec.tokenizer)
         key = new_key()
         backend = spec.backend or self.config.default_backend
         record = records.SessionOpened(
@@ -227,6 +229,10 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
     def on_session_closed(self, callback: Callable[[SessionId], None]) -> None:
         """Call `callback` whenever a session closes, for whatever reason."""
         self._engine.on_session_closed.append(callback)
+
+    def on_journal_failed(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when the service can do no more; `error` says why."""
+        self._engine.on_journal_failed.append(callback)
 
     # --- agent side ---
 

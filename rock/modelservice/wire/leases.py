@@ -7,7 +7,14 @@ from typing import Literal
 from msgspec import field
 
 from rock.modelservice.wire.base import Input, Wire
-from rock.modelservice.wire.messages import CanonicalRequest, Choice, ToolCall, Usage, VersionSpan
+from rock.modelservice.wire.messages import (
+    CanonicalRequest,
+    Choice,
+    MessageTokens,
+    ToolCall,
+    Usage,
+    VersionSpan,
+)
 
 PauseMode = Literal["hold", "drain", "requeue"]
 PolicyState = Literal["running", "paused"]
@@ -117,6 +124,12 @@ class Completion(Input):
     """The whole prompt as the engine saw it, or with `continues_parent` its end."""
     continues_parent: bool = False
     """`prompt_token_ids` are those after the parent's prompt and answer, which come before them."""
+    prompt_parts: list[MessageTokens] | None = None
+    """Which of the last prompt ids are which message, if the worker knows: of the whole prompt, or of
+    those after the parent's prompt and answer."""
+    tokenizer: str | None = None
+    """Name of one of the service's `tokenizers` that the ids are of: then the answer's text is held
+    against them."""
     policy_version: int | None = None
     """The weights that sampled; None takes the version given at claim."""
     usage: Usage | None = None

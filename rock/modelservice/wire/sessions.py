@@ -54,6 +54,9 @@ class SessionSpec(Input):
     backend: str | None = None
     """Who answers: `queue` is any external trainer; another name is a worker of this service. Null takes
     the service's default."""
+    tokenizer: str | None = None
+    """Name of one of the service's `tokenizers`: an answer whose tokens do not spell its text is then
+    untrainable, whichever worker gave it."""
 
 
 class SessionCreated(Wire):

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from msgspec import field
 
 from rock.modelservice.wire.base import Input, Wire
-from rock.modelservice.wire.messages import CanonicalRequest, Choice, Usage
+from rock.modelservice.wire.messages import CanonicalRequest, Choice, PartKind, Usage
 from rock.modelservice.wire.sessions import CloseReason, LimitName, Pins, SessionLimits
 
 ChainClass = Literal["main", "subagent", "compaction", "auxiliary"]
@@ -24,6 +24,13 @@ class Span(Input):
     kind: Literal["prompt", "sampled"]
     call_id: str
     policy_version: int | None = None
+    message: int | None = None
+    """Place of the message, where the worker told messages apart; that of an answer is the number of
+    messages that it answers."""
+    part: PartKind | None = None
+    """What of the answer a sampled span spells, where the worker knew."""
+    tool_calls: list[int] = field(default_factory=list[int])
+    """The answer's tool calls that are written here."""
 
 
 class TokenRow(Input):

@@ -5,9 +5,11 @@
  *       of the control socket. As PID 1 of a container it is init and reaper too.
  *   rock-init local --spec-fd N --control-fd N
  *       Make a rootless sandbox from a specification (box.c), then serve inside it as PID 1.
+ *   rock-init keep --control-fd N
+ *       Serve on the host, as root, what is done to containers from outside (ATTACH, layers.c).
  *
  * Order to read: wire.c (protocol), serve.c (the loop), exec.c (one command), files.c and tree.c,
- * harden.c, box.c and mounts.c. A request runs in a process of its own, so nothing is freed and
+ * harden.c, box.c and mounts.c, sweep.c, layers.c and replace.c. A request runs in a process of its own, so nothing is freed and
  * nothing waits for anything else.
  */
 #define _GNU_SOURCE
@@ -27,7 +29,8 @@
 static int usage(void) {
     static const char text[] =
         "usage: rock-init serve SOCKET_PATH [--lifetime SECONDS] [--control-fd N]\n"
-        "       rock-init local --spec-fd N --control-fd N\n";
+        "       rock-init local --spec-fd N --control-fd N\n"
+        "       rock-init keep --control-fd N\n";
     write_all(2, text, sizeof text - 1);
     return 64;
 }
@@ -101,6 +104,11 @@ int main(int argc, char **argv) {
     fill_standard_descriptors();
     raise_open_files();
     if (!strcmp(mode, "local") && spec >= 0 && control >= 0) return run_local(spec, control);
+    if (!strcmp(mode, "keep") && control >= 0) {
+        struct serving keeping = {.listener = NO_FD, .control = control};
+        fcntl(control, F_SETFD, FD_CLOEXEC);
+        return serve(&keeping);
+    }
     if (strcmp(mode, "serve") || !path) return usage();
 
     struct serving serving = {

@@ -31,6 +31,13 @@ struct handler {
 static pid_t handler_pids[MAX_HANDLERS];
 static struct handler handlers[MAX_HANDLERS];
 static size_t handler_count;
+int is_init;
+
+int is_handler(pid_t pid) {
+    for (size_t i = 0; i < handler_count; i++)
+        if (handler_pids[i] == pid) return 1;
+    return 0;
+}
 
 static int handle(int conn) {
     struct frame frame;
@@ -50,6 +57,15 @@ static int handle(int conn) {
     case REQ_PUT: return handle_put(conn, &frame);
     case REQ_GET: return handle_get(conn, &frame);
     case REQ_LISTEN: return handle_listen(conn, &frame);
+    case REQ_SWEEP: return handle_sweep(conn, &frame);
+    case REQ_FREEZE: return handle_freeze(conn, &frame);
+    case REQ_COUNT: return handle_count(conn, &frame);
+    case REQ_SWAP: return handle_swap(conn, &frame);
+    case REQ_DROP: return handle_drop(conn, &frame);
+    case REQ_TREE: return handle_tree(conn, &frame);
+    case REQ_ADOPT: return handle_adopt(conn, &frame);
+    case REQ_PREPARE: return handle_prepare(conn, &frame);
+    case REQ_ATTACH: return handle_attach(conn, &frame);
     default: return reply_error(conn, STAGE_REQUEST, ENOSYS, "unknown request type") ? 1 : 0;
     }
 }
@@ -191,6 +207,7 @@ int serve(const struct serving *serving) {
     int signals = open_signals();
     int64_t end_at = serving->lifetime_ns ? now_ns() + serving->lifetime_ns : 0, kill_at = 0;
     int going = signals >= 0;
+    is_init = getpid() == 1;
     signal(SIGPIPE, SIG_IGN);
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     prctl(PR_SET_DUMPABLE, 0);

@@ -10,8 +10,9 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from rock.errors import BadUser, ConfigError
+from rock.errors import BadUser, ConfigError, SandboxDied
 from rock.sandbox.base import Mount, Sandbox
+from rock.sandbox.command import DeathCause
 from rock.testing.sandbox_conformance.subject import (
     Subject,
     Suite,
@@ -229,6 +230,10 @@ async def a_sandbox_ends_itself_at_the_end_of_its_lifetime(subject: Subject) -> 
         run = asyncio.ensure_future(sh(box, "echo up; exec sleep 300"))
         result = await run
         assert (result.status.value, result.stdout) == ("sandbox_died", b"up\n")
+        assert result.death is not None
+        assert result.death.cause is DeathCause.LIFETIME
+        error = await expect(SandboxDied, sh(box, "echo ghost"))
+        assert error.cause == DeathCause.LIFETIME
 
 
 @CHECKS
