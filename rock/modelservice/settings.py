@@ -101,9 +101,6 @@ class ServiceConfig(Strict):
     default_backend: str = Field(
         "queue", description="Who answers sessions that choose no backend."
     )
-    tokenizer: Path | None = Field(
-        None, description="Directory of the model's tokenizer, so that token counts are exact."
-    )
     order: ClaimOrder = Field("round_robin", description="Which waiting call is handed out next.")
     sync: SyncLevel = Field(
         "process",

@@ -7,10 +7,16 @@ import httpx
 import msgspec
 import pytest
 
-from rock.errors import ConfigError
 from rock.modelservice.client.speaking import Voice
 from rock.modelservice.render import TokenRenderer
-from rock.modelservice.wire import AssistantMessage, CanonicalRequest, Choice, Completion, Lease
+from rock.modelservice.wire import (
+    AssistantMessage,
+    CanonicalRequest,
+    Choice,
+    Completion,
+    Lease,
+    SessionSpec,
+)
 from rock.testing import ScriptedPolicy
 from rock.testing.service import running_service
 from tests.modelservice.golden import decoded
@@ -62,10 +68,13 @@ async def test_counts_of_two_dialects_agree_on_the_same_messages(tmp_path: Path)
     assert later.json()["input_tokens"] > 0
 
 
-async def test_a_service_with_the_tokenizer_counts_exactly(tmp_path: Path) -> None:
+@pytest.mark.parametrize("spec", [SessionSpec(), SessionSpec(tokenizer="m")])
+async def test_a_service_with_the_tokenizer_counts_exactly(
+    spec: SessionSpec, tmp_path: Path
+) -> None:
     directory = family_directory("chatml")
-    async with running_service(tmp_path, tokenizer=directory) as service:
-        session = await new_session(service)
+    async with running_service(tmp_path, tokenizers=f"m={directory}") as service:
+        session = await new_session(service, spec)
         async with raw_agent(service, session.key) as http:
             tokens, label = await counted(http)
             image = {"type": "base64", "media_type": "image/png", "data": "iVBO"}
@@ -75,12 +84,6 @@ async def test_a_service_with_the_tokenizer_counts_exactly(tmp_path: Path) -> No
     lease = Lease("", "", "", 1, 1.0, CanonicalRequest(model="m", messages=raw))
     assert (tokens, label) == (len(TokenRenderer.load(directory).prompt(lease).ids), "exact")
     assert of_a_picture == "estimate"
-
-
-async def test_a_tokenizer_that_is_none_stops_the_start(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no tokenizer\.json"):
-        async with running_service(tmp_path / "state", tokenizer=tmp_path):
-            pass
 
 
 async def streamed_prompt(lease: Lease, voice: Voice) -> Completion:

@@ -77,7 +77,7 @@ async def serving(
     async with AsyncExitStack() as stack:
         service = await stack.enter_async_context(ModelService.open(config))
         keys = ensure_keys(config.state_dir)
-        count = TokenCount(service, config.tokenizer)
+        count = TokenCount(service)
         agent = agent_socket or bind(config.agent_host, config.agent_port)
         stack.callback(agent.close)
         control = control_socket or bind(config.control_host, config.control_port)

@@ -1,13 +1,12 @@
 """How many tokens a request has, for clients that ask before they send: as exact as can be known.
 
-Exact is what an engine counted when this session asked the same, and what the model's own tokenizer
-counts, if the service was given it. Otherwise it is an estimate, and says so.
+Exact is what an engine counted when this session asked the same, and what the session's tokenizer
+counts, or the only one that the service has. Otherwise it is an estimate, and says so.
 """
 
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import NamedTuple
 
 from rock.errors import BadRequest
@@ -28,20 +27,19 @@ class Count(NamedTuple):
 class TokenCount:
     """Counts prompt tokens for one service."""
 
-    def __init__(self, service: ModelService, tokenizer: Path | None = None) -> None:
-        """`tokenizer` is the directory of the model's. Raises ConfigError for one that is none."""
+    def __init__(self, service: ModelService) -> None:
         self._service = service
-        self._renderer = None if tokenizer is None else TokenRenderer.load(tokenizer)
 
     async def of(self, session: Session, request: CanonicalRequest) -> Count:
         """Raises BadRequest for a request that no worker could read."""
         known = self._service.known_prompt_tokens(session, request)
         if known is not None:
             return Count(known, True)
-        if self._renderer is not None:
+        chat = self._service.spelling.of(session.spec.tokenizer)
+        if chat is not None:
             lease = Lease("", "", session.id, 1, 1.0, request)
             try:
-                prompt = await asyncio.to_thread(self._renderer.prompt, lease)
+                prompt = await asyncio.to_thread(TokenRenderer(chat).prompt, lease)
             except BadRequest:  # images, or what the template refuses
                 return Count(estimate_tokens(request), False)
             return Count(len(prompt.ids), True)
