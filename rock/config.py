@@ -21,6 +21,10 @@ Model = TypeVar("Model", bound=BaseModel)
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
+TAG = "\0"
+"""Begins the tag of a tagged union; such a part of a path is no field and is not shown."""
+
+
 class Strict(BaseModel):
     """Base of every model for data that a person writes: unknown fields are errors, values frozen."""
 
@@ -33,6 +37,7 @@ class Environment(Strict):
     state_dir: Path = Field(description="Where rock keeps state between runs (ROCK_STATE_DIR).")
     require_docker: bool = Field(description="A missing engine is a failure (ROCK_REQUIRE_DOCKER).")
     docker_host: str | None = Field(description="Engine address (DOCKER_HOST).")
+    clients_dir: Path = Field(description="Where agents are installed (ROCK_CLIENTS_DIR).")
     log_level: str = Field(description="Level of rock's log lines on stderr (ROCK_LOG_LEVEL).")
     log_format: Literal["text", "json"] = Field(
         description="Form of ModelService's log lines (ROCK_LOG_FORMAT)."
@@ -42,11 +47,13 @@ class Environment(Strict):
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     """The variables of this process, or `environ`. Raises `ConfigError` naming the variable."""
     env = os.environ if environ is None else environ
+    cache = Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     default_state = Path(env.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "rock"
     return Environment(
         state_dir=Path(env.get("ROCK_STATE_DIR") or default_state),
         require_docker=env.get("ROCK_REQUIRE_DOCKER", "") not in ("", "0"),
         docker_host=env.get("DOCKER_HOST"),
+        clients_dir=Path(env.get("ROCK_CLIENTS_DIR") or cache / "rock" / "clients").absolute(),
         log_level=_log_level(env.get("ROCK_LOG_LEVEL") or "WARNING"),
         log_format="json" if env.get("ROCK_LOG_FORMAT", "").lower() == "json" else "text",
     )
@@ -71,10 +78,14 @@ def validated(model: type[Model], data: Any, *, source: str) -> Model:
     except ValidationError as exc:
         lines: list[str] = []
         for error in exc.errors(include_url=False):
-            field = ".".join(str(part) for part in error["loc"]) or "(top level)"
+            field = _field(error["loc"]) or "(top level)"
             given = error["input"]
             lines.append(f"{source}: {field}: {error['msg']} (given: {kind_of(given)})")
         raise ConfigError("\n".join(lines)) from exc
+
+
+def _field(location: tuple[int | str, ...]) -> str:
+    return ".".join(str(part) for part in location if not str(part).startswith(TAG))
 
 
 def kind_of(value: Any) -> str:

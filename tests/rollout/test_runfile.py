@@ -63,7 +63,7 @@ def test_a_format_name_is_not_taken_for_a_path(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"agent": None}, r"run\.yaml: agent: .*\(given: None\)"),
-        ({"agent": {"command": []}}, r"agent\.command: .*at least 1"),
+        ({"agent": {"command": []}}, r"agent: .*exactly one of command, preset, python, solution"),
         ({"agent": {"command": "ls"}}, r"agent\.command: .*list \(given: 'ls'\)"),
         ({"agent": {"command": ["a"], "timeout_seconds": 0}}, r"agent\.timeout_seconds: .*greater"),
         ({"agent": {"command": ["a"], "shell": True}}, r"agent\.shell: .*not permitted"),

@@ -161,28 +161,26 @@ async def a_timeout_interrupts_the_script_and_keeps_the_shell(subject: Subject) 
 
 @CHECKS
 async def a_shell_that_cannot_be_interrupted_is_replaced(subject: Subject) -> None:
-    async with await subject.create() as box:
-        async with await box.shell() as shell:
-            await _says(shell, "kept=1")
-            script = "trap '' INT; echo $$ >pid; echo in; while :; do sleep 1; done"
-            result = await shell.run(script, timeout_seconds=0.4)
-            assert (result.status, result.shell) == (ExecStatus.TIMED_OUT, "replaced")
-            assert result.stdout == b"in\n"
-            assert not await is_alive(box, await written(box, "pid"))
-            assert await _says(shell, "echo ${kept:-new}") == b"new\n"
+    async with await subject.create() as box, await box.shell() as shell:
+        await _says(shell, "kept=1")
+        script = "trap '' INT; echo $$ >pid; echo in; while :; do sleep 1; done"
+        result = await shell.run(script, timeout_seconds=0.4)
+        assert (result.status, result.shell) == (ExecStatus.TIMED_OUT, "replaced")
+        assert result.stdout == b"in\n"
+        assert not await is_alive(box, await written(box, "pid"))
+        assert await _says(shell, "echo ${kept:-new}") == b"new\n"
 
 
 @CHECKS
 async def output_over_the_limit_ends_the_script(subject: Subject) -> None:
-    async with await subject.create() as box:
-        async with await box.shell() as shell:
-            result = await shell.run(
-                "echo start; yes", timeout_seconds=COMMAND_SECONDS, output_limit_bytes=10_000
-            )
-            assert (result.status, result.shell) == (ExecStatus.OUTPUT_LIMIT, "alive")
-            assert (len(result.stdout), result.stdout[:6]) == (10_000, b"start\n")
-            assert result.stdout_bytes > 10_000
-            assert await _says(shell, "echo next") == b"next\n"
+    async with await subject.create() as box, await box.shell() as shell:
+        result = await shell.run(
+            "echo start; yes", timeout_seconds=COMMAND_SECONDS, output_limit_bytes=10_000
+        )
+        assert (result.status, result.shell) == (ExecStatus.OUTPUT_LIMIT, "alive")
+        assert (len(result.stdout), result.stdout[:6]) == (10_000, b"start\n")
+        assert result.stdout_bytes > 10_000
+        assert await _says(shell, "echo next") == b"next\n"
 
 
 @CHECKS
@@ -223,14 +221,13 @@ async def scripts_of_one_shell_run_in_turn_and_shells_do_not_wait(subject: Subje
 
 @CHECKS
 async def a_cancelled_script_leaves_the_shell_usable(subject: Subject) -> None:
-    async with await subject.create() as box:
-        async with await box.shell() as shell:
-            await _says(shell, "kept=1")
-            run = asyncio.ensure_future(_run(shell, "echo $$ >pid; echo STALE; sleep 300"))
-            await written(box, "pid")
-            run.cancel()
-            await asyncio.wait((run,))
-            assert await _says(shell, "echo $kept") == b"1\n"
+    async with await subject.create() as box, await box.shell() as shell:
+        await _says(shell, "kept=1")
+        run = asyncio.ensure_future(_run(shell, "echo $$ >pid; echo STALE; sleep 300"))
+        await written(box, "pid")
+        run.cancel()
+        await asyncio.wait((run,))
+        assert await _says(shell, "echo $kept") == b"1\n"
 
 
 @CHECKS
