@@ -15,7 +15,7 @@ from rock.modelservice.engine.book import Book
 from rock.modelservice.journal import records, segments
 from rock.modelservice.policies.recording import Recording
 from rock.modelservice.service import export
-from rock.modelservice.wire import Trajectory
+from rock.modelservice.wire import Trajectory, stored
 
 TRAJECTORIES = ("*.json", "*.jsonl")
 TRAJECTORY = "trajectory.json"
@@ -51,7 +51,7 @@ def _of_file(path: Path) -> Iterator[Trajectory]:
         data = path.read_bytes()
         for text in data.splitlines() if path.suffix == ".jsonl" else [data]:
             if text.strip():
-                yield msgspec.json.decode(text, type=Trajectory)
+                yield stored.decode(text)
     except (OSError, msgspec.DecodeError) as exc:
         raise ConfigError(f"{path}: expected a trajectory: {exc}") from exc
 

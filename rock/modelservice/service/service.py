@@ -236,6 +236,13 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
 
     # --- agent side ---
 
+    def known_prompt_tokens(self, session: Session, request: wire.CanonicalRequest) -> int | None:
+        """What an engine counted for the messages and tools of `request`, if this session asked the same
+        before. Raises `BadRequest`."""
+        if session.id in self._engine.shelf:
+            return None
+        return self._book.conversation(session.id).counted(request)
+
     async def submit(self, session: Session, incoming: Incoming, *, wait: bool = True) -> Call:
         """Queue a request, or re-attach a retry to the call it repeats; returns once on disk.
 
