@@ -49,7 +49,6 @@ from __future__ import annotations
 
 from typing import ClassVar, TypeVar
 
-
 Error = TypeVar("Error", bound="RockError")
 
 MAX_SHOWN = 80
@@ -343,15 +342,14 @@ class RunFailed(RolloutError):
     code = "run_failed"
 
 
-<<<<<<< HEAD
-def any_error_for(code: str, message: str) -> RockError:
-    """The error of any part that a `code` from the wire stands for; else a RockError."""
-    return _by_code(RockError).get(code, RockError)(message)
-=======
 def shown(given: str) -> str:
     """What somebody gave, quoted for a message and no longer than one can read."""
     return repr(given) if len(given) <= MAX_SHOWN else f"{given[:MAX_SHOWN]!r}… ({len(given)} long)"
->>>>>>> proof3
+
+
+def any_error_for(code: str, message: str) -> RockError:
+    """The error of any part that a `code` from the wire stands for; else a RockError."""
+    return _by_code(RockError).get(code, RockError)(message)
 
 
 def error_for(code: str, message: str, *, param: str | None = None) -> ModelServiceError:

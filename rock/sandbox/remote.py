@@ -137,7 +137,8 @@ class RemoteSandbox(ChannelSandbox):
             identity=Identity(profile.user, profile.home),
             variables=profile.variables,
             enforced=Enforced(
-                frozenset(Capability(name) for name in profile.capabilities) - {Capability.SNAPSHOT},
+                frozenset(Capability(name) for name in profile.capabilities)
+                - {Capability.SNAPSHOT},
                 tuple(profile.not_enforced),
             ),
         )

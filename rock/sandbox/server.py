@@ -53,7 +53,9 @@ class _Served:
     channels: int = 0
 
     def expired(self, now: float) -> bool:
-        return bool(self.lease_seconds) and not self.channels and now - self.seen > self.lease_seconds
+        return (
+            bool(self.lease_seconds) and not self.channels and now - self.seen > self.lease_seconds
+        )
 
 
 class SandboxServer:

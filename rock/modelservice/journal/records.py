@@ -192,6 +192,7 @@ class GroupPublished(_Record, tag="group_published"):
 
 class GroupAcknowledged(_Record, tag="group_acknowledged"):
     group_id: str
+    step: int | None = None
 
 
 OfCall = CallLeased | CallPartial | SpansDropped | CallAnswered | CallMoved | CallFailedRecord
