@@ -19,7 +19,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rock.config import validated
 from rock.errors import ConfigError, ProviderUnavailable
@@ -184,7 +184,11 @@ async def _service(
 ) -> AsyncGenerator[ServiceAddress, None]:
     """ModelService for this run alone. One that crashes is started again on the same journal and
     sockets. It ends with the harness, also when that is killed, and the next one starts it again."""
-    settings = config.service.model_dump(exclude_none=True)
+    given = config.service.model_dump(exclude_defaults=True)
+    settings = {
+        name: ",".join(cast("list[str]", value)) if isinstance(value, list) else value
+        for name, value in given.items()
+    }
     process = ServiceProcess(
         directory / "service",
         settings=settings,

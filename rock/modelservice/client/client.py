@@ -37,6 +37,7 @@ from rock.errors import (
 )
 from rock.modelservice import wire
 from rock.modelservice.graph import deltas
+from rock.modelservice.graph.stored import StoredTrajectory, whole
 from rock.modelservice.wire import groups as wire_groups
 from rock.modelservice.wire.interceptors import (
     Interceptor,
@@ -51,7 +52,7 @@ from rock.modelservice.wire.partial import (
     PartialReply,
     PartialRequest,
 )
-from rock.modelservice.wire.stored import StoredTrajectory, whole
+from rock.modelservice.wire.pulse import PulseReply, PulseRequest
 
 T = TypeVar("T")
 MAX_PIECE_BYTES = 1 << 18
@@ -344,13 +345,18 @@ class TrainerClient(ControlClient):
         max_groups: int = 1,
         lease_seconds: float = 300.0,
         wait_seconds: float = 20.0,
+        policy_version: int | None = None,
     ) -> list[wire_groups.ClaimedGroup]:
-        """Complete groups of episodes; those not acknowledged in time are handed out again."""
+        """Finished groups of episodes, none too old for `policy_version` (null: the service's).
+
+        Those not acknowledged in time are handed out again; `renew_rollouts` prolongs.
+        """
         body = wire_groups.RolloutClaimRequest(
             worker_id=worker_id,
             max_groups=max_groups,
             lease_seconds=lease_seconds,
             wait_seconds=wait_seconds,
+            policy_version=policy_version,
         )
         path = "/trainer/v1/rollouts/claim"
         reply = await self._call(
@@ -358,9 +364,29 @@ class TrainerClient(ControlClient):
         )
         return reply.groups
 
-    async def ack_rollouts(self, lease_ids: Sequence[str]) -> list[wire.ItemResult]:
-        body = wire_groups.RolloutAckRequest(lease_ids=list(lease_ids))
+    async def ack_rollouts(
+        self, lease_ids: Sequence[str], *, step: int | None = None
+    ) -> list[wire.ItemResult]:
+        """The groups are consumed, in training step `step`. An item with `lease_lost` was handed out
+        again, or a later revision of it was published. Saying it twice is harmless."""
+        body = wire_groups.RolloutAckRequest(lease_ids=list(lease_ids), step=step)
         path = "/trainer/v1/rollouts/ack"
+        return (await self._call("POST", path, wire.BatchReply, body)).results
+
+    async def renew_rollouts(
+        self, lease_ids: Sequence[str], *, lease_seconds: float = 300.0
+    ) -> list[wire.ItemResult]:
+        """Keep groups for longer."""
+        body = wire_groups.RolloutRenewRequest(
+            lease_ids=list(lease_ids), lease_seconds=lease_seconds
+        )
+        path = "/trainer/v1/rollouts/renew"
+        return (await self._call("POST", path, wire.BatchReply, body)).results
+
+    async def release_rollouts(self, lease_ids: Sequence[str]) -> list[wire.ItemResult]:
+        """Give groups back unconsumed; they are handed out again first."""
+        body = wire_groups.RolloutReleaseRequest(lease_ids=list(lease_ids))
+        path = "/trainer/v1/rollouts/release"
         return (await self._call("POST", path, wire.BatchReply, body)).results
 
 
@@ -399,13 +425,18 @@ class AdminClient(ControlClient):
         return await self._call("DELETE", path, InterceptorRemoved)
 
     async def publish_group(self, group: wire_groups.Group) -> wire_groups.PublishReply:
-        """Idempotent by `group_id`."""
+        """Idempotent by `group_id` and `revision`."""
         return await self._call("POST", "/admin/v1/groups", wire_groups.PublishReply, group)
 
     async def group_status(self, group_id: str) -> wire_groups.GroupStatus:
         return await self._call(
             "GET", f"/admin/v1/groups/{_named(group_id)}", wire_groups.GroupStatus
         )
+
+    async def pulse(self, session_ids: Sequence[str], group_ids: Sequence[str]) -> PulseReply:
+        """Signs of life of these sessions, what became of these groups, and the policy."""
+        body = PulseRequest(session_ids=list(session_ids), group_ids=list(group_ids))
+        return await self._call("POST", "/admin/v1/pulse", PulseReply, body)
 
     async def health(self) -> wire.Health:
         return await self._call("GET", "/admin/v1/health", wire.Health)

@@ -212,13 +212,15 @@ class Book:
         parent = call.parent.tokens if call.parent is not None else None
         if call.parent is not None and call.branch is None and not record.continues:
             call.branch = "after_untrainable" if parent is None else "retokenised"
+        has_parent = record.continues or record.kept is not None
         call.tokens = CallTokens(
             call_id=call.id,
             policy_version=record.policy_version,
             samples=_samples(record),
             prompt=prompt,
-            parent=parent if record.continues else None,
-            parent_choice=call.parent_choice if record.continues else 0,
+            parent=parent if has_parent else None,
+            parent_choice=call.parent_choice if has_parent else 0,
+            kept=record.kept,
             chain_class=call.chain_class,
             branch=call.branch,
             messages=self._conversations[call.session.id].graph.depth(call.leaf),

@@ -28,6 +28,7 @@ from rock.errors import (
     shown,
 )
 from rock.modelservice import wire
+from rock.modelservice.graph.stored import stored
 from rock.modelservice.keys import Keys, matches
 from rock.modelservice.planes.plane import Reply, Request, nothing
 from rock.modelservice.service.service import ModelService
@@ -36,7 +37,7 @@ from rock.modelservice.telemetry.metrics import CONTENT_TYPE
 from rock.modelservice.wire import groups as wire_groups
 from rock.modelservice.wire.interceptors import Interceptor
 from rock.modelservice.wire.partial import CancelledRequest, PartialRequest
-from rock.modelservice.wire.stored import stored
+from rock.modelservice.wire.pulse import PulseRequest
 from rock.types import SessionId
 
 log = logging.getLogger(__name__)
@@ -88,8 +89,11 @@ class ControlPlane:
             "/trainer/v1/shards": {"GET": self._shards},
             "/trainer/v1/rollouts/claim": {"POST": self._claim_groups},
             "/trainer/v1/rollouts/ack": {"POST": self._ack_groups},
+            "/trainer/v1/rollouts/renew": {"POST": self._renew_groups},
+            "/trainer/v1/rollouts/release": {"POST": self._release_groups},
             "/metrics": {"GET": self._metrics},
             "/admin/v1/health": {"GET": self._health},
+            "/admin/v1/pulse": {"POST": self._pulse},
             "/admin/v1/sessions": {"POST": self._create_session},
             "/admin/v1/sessions/*": {"GET": self._session},
             "/admin/v1/sessions/*/close": {"POST": self._close_session},
@@ -197,7 +201,21 @@ class ControlPlane:
         _at_least("max_groups", body.max_groups, 1)
         _at_least("lease_seconds", body.lease_seconds, 0.01)
         _at_least("wait_seconds", body.wait_seconds, 0)
-        return _ok(await self._service.claim_groups(body))
+        reply = await self._service.claim_groups(body)
+        ids = [claimed.lease_id for claimed in reply.groups]
+        return Reply(200, wire.encode(reply), lost=partial(self._back, ids) if ids else nothing)
+
+    def _back(self, lease_ids: list[str]) -> None:
+        self._service.release_groups(wire_groups.RolloutReleaseRequest(lease_ids=lease_ids))
+
+    async def _renew_groups(self, request: Request, name: str) -> Reply:
+        body = await _read(request, wire_groups.RolloutRenewRequest)
+        _at_least("lease_seconds", body.lease_seconds, 0.01)
+        return _ok(self._service.renew_groups(body))
+
+    async def _release_groups(self, request: Request, name: str) -> Reply:
+        body = await _read(request, wire_groups.RolloutReleaseRequest)
+        return _ok(self._service.release_groups(body))
 
     async def _ack_groups(self, request: Request, name: str) -> Reply:
         return _ok(
@@ -214,6 +232,9 @@ class ControlPlane:
             raise self._service.error
         backends = {name: backend.refused for name, backend in self._backends.items()}
         return _ok(wire.Health(backends=backends))
+
+    async def _pulse(self, request: Request, name: str) -> Reply:
+        return _ok(await self._service.pulse(await _read(request, PulseRequest)))
 
     async def _create_session(self, request: Request, name: str) -> Reply:
         spec = await _read(request, wire.SessionSpec)
