@@ -127,10 +127,10 @@ class Said:
         for delta in deltas:
             if delta.index == begun and delta.name:
                 begun += 1
-            elif delta.index != begun - 1:
+            elif begun == 0 or delta.index != begun - 1:
+                more = f"more of call {begun - 1}, or " if begun else ""
                 raise BadRequest(
-                    f"tool_calls: expected more of call {begun - 1}, or call {begun} with its name, "
-                    f"got call {delta.index}",
+                    f"tool_calls: expected {more}call {begun} with its name, got call {delta.index}",
                     param="tool_calls",
                 )
             elif delta.name or delta.id:
