@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
+from rock.config import validated
 from rock.errors import ConfigError, ProviderUnavailable
 from rock.modelservice.client.shards import AdminShards
 from rock.modelservice.hosting.supervise import ServiceProcess, kept_up
@@ -121,7 +122,8 @@ async def run(
 async def resume(directory: Path, **options: Any) -> RunResult:
     """Go on with the run in `directory`, with the settings it was started with."""
     info = await asyncio.to_thread(read_info, directory)
-    return await run(RunFile.model_validate(info.config), directory=directory, **options)
+    config = validated(RunFile, info.config, source=f"the run in {directory}")
+    return await run(config, directory=directory, **options)
 
 
 def _read(source: Path | RunFile, overrides: Mapping[str, Any] | None) -> tuple[RunFile, bytes]:

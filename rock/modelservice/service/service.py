@@ -42,6 +42,7 @@ from rock.modelservice.settings import ServiceConfig
 from rock.modelservice.sharding import id_prefix
 from rock.modelservice.states import Event, State
 from rock.modelservice.timers import epoch_seconds
+from rock.modelservice.wire.pulse import PulseReply, PulseRequest
 from rock.types import Clock, SessionId, SessionKey
 
 __all__ = [
@@ -221,6 +222,10 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
         if book is self._book and session.last_call_at is not None:
             age = self._engine.clock() - session.last_call_at
         return export.session_info(session, age)
+
+    async def pulse(self, request: PulseRequest) -> PulseReply:
+        """What a harness asks about once a second."""
+        return self.pulse_of(request, await self.policy())
 
     def authenticate(self, key: str) -> Session:
         """The session a key opens, closed or not. Raises `Unauthorized`."""
