@@ -12,10 +12,11 @@ import msgspec
 
 from rock.errors import ConfigError, RockError
 from rock.modelservice.engine.book import Book
+from rock.modelservice.graph import stored
 from rock.modelservice.journal import records, segments
 from rock.modelservice.policies.recording import Recording
 from rock.modelservice.service import export
-from rock.modelservice.wire import Trajectory, stored
+from rock.modelservice.wire import Trajectory
 
 TRAJECTORIES = ("*.json", "*.jsonl")
 TRAJECTORY = "trajectory.json"
