@@ -68,11 +68,12 @@ def span_record(call: str, partial: Partial, version: PolicyVersion | None) -> r
 class Said:
     """The spans of one call."""
 
-    __slots__ = ("_calls", "_spans")
+    __slots__ = ("_calls", "_prompt", "_spans")
 
     def __init__(self) -> None:
         self._spans: list[records.CallPartial] = []
         self._calls: list[_CallSaid] = []
+        self._prompt: bytes | None = None
 
     def __len__(self) -> int:
         return len(self._spans)
@@ -80,6 +81,8 @@ class Said:
     def add(self, span: records.CallPartial) -> None:
         """Takes a span whose calls have their ids."""
         self._spans.append(span)
+        if self._prompt is None:
+            self._prompt = span.prompt_ids
         for delta in span.calls:
             if delta.index == len(self._calls):
                 self._calls.append(_CallSaid(delta.id or "", delta.name or ""))
@@ -165,7 +168,7 @@ class Said:
 
     @property
     def prompt(self) -> bytes | None:
-        return next((span.prompt_ids for span in self._spans if span.prompt_ids is not None), None)
+        return self._prompt
 
     @property
     def first_version(self) -> PolicyVersion | None:
