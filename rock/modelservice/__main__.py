@@ -11,21 +11,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rock.config import read_environment, validated
+from rock.config import read_environment, secret_values, validated
 from rock.errors import RockError
-from rock.modelservice.backends import policy_for
+from rock.modelservice.backends.config import policies_of
 from rock.modelservice.hosting.server import run
 from rock.modelservice.settings import ServiceConfig
 from rock.modelservice.telemetry import logs
+from rock.secrets import redact_text, register
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(argv)
     environment = read_environment()
+    register(*secret_values())
     logs.configure(environment.log_level, environment.log_format)
     try:
         config = validated(ServiceConfig, _settings(given), source="command line")
-        policies = {name: policy_for(name, api_base=given.api_base) for name in given.backend}
+        policies = policies_of(given.backend, api_base=given.api_base, file=config.backends_file)
         run(
             config,
             policies=policies,
@@ -34,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             parent_pid=given.parent_pid,
         )
     except RockError as exc:
-        sys.stderr.write(f"error: {exc.message}\n")
+        sys.stderr.write(redact_text(f"error: {exc.message}\n"))
         return 2
     return 0
 
@@ -49,9 +51,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME=VALUE",
         help="a setting of ServiceConfig, such as agent_port=8000; may be repeated",
     )
-    parser.add_argument(
-        "--backend", action="append", default=[], help="litellm:<model> or openai:<model>"
-    )
+    parser.add_argument("--backend", action="append", default=[], help="such as litellm:MODEL")
     parser.add_argument("--api-base", help="where the backends' models are, if not the default")
     parser.add_argument("--agent-fd", type=int, help="an inherited listening socket for agents")
     parser.add_argument("--control-fd", type=int, help="the same for the control plane")

@@ -34,6 +34,7 @@ from rock.rollout.ledger_lines import (
 )
 from rock.rollout.ledger_state import EpisodeState, GroupState, State
 from rock.sandbox.ending import to_the_end
+from rock.secrets import redact
 
 __all__ = [
     "SCHEMA",
@@ -96,7 +97,7 @@ class Ledger:
             for event in written:
                 self.state.apply(event)
             data = b"".join(msgspec.json.encode(event) + b"\n" for event in written)
-            await asyncio.to_thread(self._write, data)
+            await asyncio.to_thread(self._write, redact(data))
 
     def _write(self, data: bytes) -> None:
         end = os.lseek(self._fd, 0, os.SEEK_CUR)

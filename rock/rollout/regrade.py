@@ -14,19 +14,22 @@ from pathlib import Path
 
 import msgspec
 
-from rock.errors import SandboxError
+from rock.errors import ModelServiceError, SandboxError, SandboxFileError, TaskError
 from rock.rollout.episode import SLACK_SECONDS, Tools
 from rock.rollout.events import EpisodeGraded
-from rock.rollout.evidence import class_of_error
-from rock.rollout.grading import grade
+from rock.rollout.evidence import class_of_error, describe
+from rock.rollout.grading import Exam, SessionBench, Setting, lay_out
 from rock.rollout.groups import final_record
 from rock.rollout.ledger import EpisodeRegraded, GroupState
 from rock.rollout.outcome import Outcome, OutcomeClass, Phase, graded, outcome_of
 from rock.rollout.record import Record, now, seen
 from rock.rollout.rundir import RunDir, plan_of
-from rock.rollout.task import LoadedTask
+from rock.rollout.task import LoadedTask, Task
 from rock.rollout.workspace import kept_workspace
-from rock.sandbox.base import SandboxSpec
+from rock.sandbox.base import Sandbox, SandboxSpec
+
+EMPTY_SECONDS = 30.0
+_EMPTY = ["sh", "-c", "rm -rf -- ./* ./.[!.]* ./..?*"]
 
 
 @dataclass(slots=True)
@@ -69,7 +72,7 @@ class Regrader:
                 return
             try:
                 outcome, record = await self._grade(record, tree)
-            except (SandboxError, TimeoutError, OSError) as exc:
+            except (SandboxError, ModelServiceError, TaskError, TimeoutError, OSError) as exc:
                 outcome = outcome_of(
                     class_of_error(Phase.PROVISION, exc), Phase.GRADE, detail=str(exc)
                 )
@@ -81,34 +84,47 @@ class Regrader:
         grader = task.grader or run.grader
         if grader is None:
             return outcome_of(OutcomeClass.TASK_INVALID, Phase.GRADE), record
-        timeout = task.timeouts.grade_seconds or grader.timeout_seconds
-        spec = SandboxSpec(
-            image=task.image or run.image,
-            mounts=run.mounts(),
-            workdir=task.workdir,
-            limits=run.sandbox_limits(),
-            labels=plan_of(record).labels(),
-            lifetime_seconds=timeout + run.limits.setup_seconds + 300.0,
-        )
+        seconds = task.timeouts.grade_seconds or grader.whole_seconds()
+        setting = self._setting(record, task, seconds)
         async with asyncio.timeout(run.limits.provision_seconds):
-            sandbox = await self._tools.provider.create(spec)
-        async with sandbox:
+            sandbox = await self._tools.provider.create(setting.spec)
+        async with sandbox, Exam(loaded, grader, setting) as exam:
             async with asyncio.timeout(run.limits.setup_seconds):
-                await sandbox.upload(tree, task.workdir)
-            async with asyncio.timeout(timeout + SLACK_SECONDS + run.limits.setup_seconds):
-                result = await grade(
-                    sandbox,
-                    grader,
-                    workdir=task.workdir,
-                    folder=loaded.folder,
-                    timeout_seconds=timeout,
-                )
+                await lay_out(sandbox, loaded)
+                await exam.prepare(sandbox)
+                await _replace(sandbox, task.workdir, tree)
+            async with asyncio.timeout(seconds + SLACK_SECONDS + run.limits.setup_seconds):
+                result = await exam.grade(sandbox)
+            record = msgspec.structs.replace(
+                record, integrity=exam.integrity, parts=dict(result.parts)
+            )
         if result.result is not None:
             record = msgspec.structs.replace(record, grader=seen(result.result))
         if result.reward is None:
             cls = result.cls or OutcomeClass.GRADER_BROKEN
             return outcome_of(cls, Phase.GRADE, detail=result.detail), record
         return graded(result.reward, agent_class=record.agent_class, detail=result.detail), record
+
+    def _setting(self, record: Record, task: Task, grade_seconds: float) -> Setting:
+        run, labels = self._tools.run, plan_of(record).labels()
+        return Setting(
+            provider=self._tools.provider,
+            spec=SandboxSpec(
+                image=task.image or run.image,
+                mounts=run.mounts(),
+                workdir=task.workdir,
+                limits=run.sandbox_limits(),
+                labels=labels,
+                lifetime_seconds=grade_seconds + 2 * run.limits.setup_seconds + 300.0,
+            ),
+            bench=SessionBench(
+                admin=self._tools.admin,
+                backend=self._tools.backend,
+                model_name=run.model_name,
+                labels=labels,
+            ),
+            folder=self._directory.attempt_folder(plan_of(record)),
+        )
 
     async def _enter(self, group: GroupState, record: Record, outcome: Outcome) -> None:
         before = record.outcome
@@ -134,3 +150,11 @@ class Regrader:
                 at=now(),
             )
         )
+
+
+async def _replace(sandbox: Sandbox, workdir: str, tree: Path) -> None:
+    """`tree` in place of what is in the working directory. Raises `SandboxError`."""
+    result = await sandbox.exec(_EMPTY, timeout_seconds=EMPTY_SECONDS, cwd=workdir)
+    if not result.ok:
+        raise SandboxFileError(f"{workdir}: it could not be emptied: {describe(result)}")
+    await sandbox.upload(tree, workdir)

@@ -36,6 +36,7 @@ from rock.rollout.durable import write_atomically
 from rock.rollout.ledger import Ledger, RunOpened, replay
 from rock.rollout.record import Plan, Record, decode, encode, file_name_of, now
 from rock.rollout.runfile import RunFile, differences
+from rock.secrets import redact
 
 SCHEMA = 1
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
@@ -234,7 +235,8 @@ def _with_defaults(config: dict[str, Any]) -> dict[str, Any]:
 def _start_or_continue(
     path: Path, run: RunFile, source: bytes, may_change: frozenset[str]
 ) -> RunInfo:
-    config = run.model_dump(mode="json")
+    # As it is kept there: without secrets.
+    config = msgspec.json.decode(redact(msgspec.json.encode(run.model_dump(mode="json"))))
     if (path / "run.json").exists():
         return _continue(path, config, may_change)
     if (path / "ledger.jsonl").exists() or (path / "episodes").exists():

@@ -12,6 +12,7 @@ session may be created twice; the unused one expires.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -20,20 +21,23 @@ from urllib.parse import quote
 import aiohttp
 import msgspec
 import tenacity
-from msgspec import Struct
+from msgspec import Struct, structs
 from msgspec.structs import replace
 from yarl import URL
 
 from rock.errors import (
     BadRequest,
+    ConfigError,
     JournalError,
     ModelServiceError,
     NotFound,
     ServiceUnavailable,
     error_for,
+    shown,
 )
 from rock.modelservice import wire
 from rock.modelservice.graph import deltas
+from rock.modelservice.graph.stored import StoredTrajectory, whole
 from rock.modelservice.wire import groups as wire_groups
 from rock.modelservice.wire.interceptors import (
     Interceptor,
@@ -62,8 +66,9 @@ class ControlClient:
     """One connection pool to one control plane. Use as `async with`."""
 
     def __init__(self, url: str, key: str, *, retry_seconds: float = 30.0) -> None:
-        self._url = url.rstrip("/")
-        self._headers = {"Authorization": f"Bearer {key}"}
+        """Raises `ConfigError` for what is no address, or no key."""
+        self._url = _checked_url(url)
+        self._headers = {"Authorization": f"Bearer {_checked_key(key)}"}
         self._retry_seconds = retry_seconds
         self._http: aiohttp.ClientSession | None = None
 
@@ -104,7 +109,7 @@ class ControlClient:
         wait_seconds: float = 0.0,
     ) -> T:
         """One request, its reply decoded as `reply`. The bound is `wait_seconds` and half a minute."""
-        data = None if body is None else msgspec.json.encode(body)
+        data = None if body is None else _encode(body)
         bound = aiohttp.ClientTimeout(total=wait_seconds + 30.0, connect=10.0)
         async for attempt in tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type((*_BROKEN, *_AWAY)),
@@ -139,13 +144,62 @@ class ControlClient:
             return response.status, await response.read()
 
 
+def _checked_url(url: str) -> str:
+    try:
+        parts = URL(url)
+    except ValueError as exc:
+        raise ConfigError(f"url: expected http://HOST:PORT, got {shown(url)}: {exc}") from exc
+    if parts.scheme not in ("http", "https") or not parts.host:
+        raise ConfigError(f"url: expected http://HOST:PORT, got {shown(url)}")
+    return url.rstrip("/")
+
+
+def _checked_key(key: str) -> str:
+    if not key:
+        raise ConfigError("key: expected one of the service's keys.json, got an empty string")
+    if not key.isprintable():  # not shown: it may be a good key with a stray newline
+        raise ConfigError("key: expected printable text; is there a newline in it?")
+    return key
+
+
+def _encode(body: Struct) -> bytes:
+    """Raises `BadRequest` for what no JSON can hold."""
+    try:
+        return msgspec.json.encode(body)
+    except UnicodeEncodeError as exc:
+        raise BadRequest(f"text that is not valid Unicode: {exc.reason}") from exc
+    except (TypeError, ValueError, OverflowError) as exc:
+        raise BadRequest(f"{type(body).__name__}: cannot be sent as JSON: {exc}") from exc
+
+
+def _named(id: str) -> str:
+    """An id in a path. Raises `BadRequest`."""
+    try:
+        return quote(id, safe="")
+    except UnicodeEncodeError as exc:
+        raise BadRequest(f"id: text that is not valid Unicode: {exc.reason}") from exc
+    except TypeError as exc:
+        raise BadRequest(f"id: expected a string, got {type(id).__name__}") from exc
+
+
+def _check_finite(spec: wire.SessionSpec) -> None:
+    """JSON has no NaN and no infinity: they would arrive as null, which is no bound at all."""
+    for name, values in (("limits", spec.limits), ("pins", spec.pins)):
+        for field, value in structs.asdict(values).items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise BadRequest(f"{name}.{field}: expected a finite number, got {value}")
+
+
 def _decode(status: int, raw: bytes, reply: type[T]) -> T:
     """The reply, or the error it stands for."""
     if status < 400:
-        return msgspec.json.decode(raw, type=reply)
+        try:
+            return msgspec.json.decode(raw, type=reply)
+        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+            raise ModelServiceError(f"this is no reply of a ModelService: {exc}") from exc
     try:
         error = msgspec.json.decode(raw, type=wire.ErrorReply).error
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         raise ModelServiceError(f"HTTP {status} without an error body: {raw[:200]!r}") from None
     raise error_for(error.code, error.message, param=error.param)
 
@@ -341,34 +395,33 @@ class AdminClient(ControlClient):
 
     async def create_session(self, spec: wire.SessionSpec | None = None) -> wire.SessionCreated:
         body = spec or wire.SessionSpec()
+        _check_finite(body)
         return await self._call("POST", "/admin/v1/sessions", wire.SessionCreated, body)
 
     async def close_session(
         self, session_id: str, reason: wire.CloseReason = "finished"
     ) -> wire.SessionInfo:
         """Idempotent; what is still waiting in the session ends with `session_closed`."""
-        path = f"/admin/v1/sessions/{quote(session_id, safe='')}/close"
+        path = f"/admin/v1/sessions/{_named(session_id)}/close"
         return await self._call("POST", path, wire.SessionInfo, wire.SessionClose(reason=reason))
 
     async def session(self, session_id: str) -> wire.SessionInfo:
-        return await self._call(
-            "GET", f"/admin/v1/sessions/{quote(session_id, safe='')}", wire.SessionInfo
-        )
+        return await self._call("GET", f"/admin/v1/sessions/{_named(session_id)}", wire.SessionInfo)
 
     async def trajectory(self, session_id: str) -> wire.Trajectory:
-        path = f"/admin/v1/sessions/{quote(session_id, safe='')}/trajectory"
-        return await self._call("GET", path, wire.Trajectory, wait_seconds=60.0)
+        path = f"/admin/v1/sessions/{_named(session_id)}/trajectory"
+        return whole(await self._call("GET", path, StoredTrajectory, wait_seconds=60.0))
 
     async def interceptors(self) -> InterceptorList:
         return await self._call("GET", "/admin/v1/interceptors", InterceptorList)
 
     async def set_interceptor(self, name: str, spec: Interceptor) -> InterceptorStatus:
         """Add one, or change the one of that name; it holds from the next request on."""
-        path = f"/admin/v1/interceptors/{quote(name, safe='')}"
+        path = f"/admin/v1/interceptors/{_named(name)}"
         return await self._call("PUT", path, InterceptorStatus, spec)
 
     async def remove_interceptor(self, name: str) -> InterceptorRemoved:
-        path = f"/admin/v1/interceptors/{quote(name, safe='')}"
+        path = f"/admin/v1/interceptors/{_named(name)}"
         return await self._call("DELETE", path, InterceptorRemoved)
 
     async def publish_group(self, group: wire_groups.Group) -> wire_groups.PublishReply:
@@ -377,7 +430,7 @@ class AdminClient(ControlClient):
 
     async def group_status(self, group_id: str) -> wire_groups.GroupStatus:
         return await self._call(
-            "GET", f"/admin/v1/groups/{quote(group_id, safe='')}", wire_groups.GroupStatus
+            "GET", f"/admin/v1/groups/{_named(group_id)}", wire_groups.GroupStatus
         )
 
     async def pulse(self, session_ids: Sequence[str], group_ids: Sequence[str]) -> PulseReply:

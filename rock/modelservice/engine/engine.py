@@ -28,7 +28,7 @@ from rock.modelservice.engine.calls import Call
 from rock.modelservice.engine.notices import Notices
 from rock.modelservice.engine.observer import Observer
 from rock.modelservice.engine.outbox import Outbox, freshness_of
-from rock.modelservice.engine.queue import CallQueue, Held, Ticket
+from rock.modelservice.engine.queue import TRAINER_BACKEND, CallQueue, Held, Ticket
 from rock.modelservice.graph.answer import Answer
 from rock.modelservice.graph.graph import Extension
 from rock.modelservice.interceptors.hooks import Hooks
@@ -43,8 +43,6 @@ from rock.modelservice.telemetry.metrics import Gauges
 from rock.modelservice.timers import Timers
 from rock.modelservice.wire import CloseReason, LimitName
 from rock.types import CallId, Clock, SessionId, WorkerId
-
-TRAINER_BACKEND = "queue"
 
 
 class Engine:
@@ -68,6 +66,7 @@ class Engine:
         self.stopping = False
         """Nothing more is handed out."""
         self.on_session_closed: list[Callable[[SessionId], None]] = []
+        self.on_journal_failed: list[Callable[[], None]] = []
         self._deadlines = Timers()
         self._graces = Timers()
         self._session_ends = Timers()
@@ -391,7 +390,10 @@ class Engine:
     def _retire(self, session: Session) -> None:
         """Put a closed session out of memory; its records stay where the shelf says."""
         over = self.book.retire(session)
-        self.shelf.retired[session.id] = Retired(session.key_sha256, over, session.closed_at)
+        counts = {state: count for state, count in session.counts.items() if count}
+        self.shelf.retired[session.id] = Retired(
+            session.key_sha256, over, session.closed_at, counts
+        )
 
     def _retire_due(self, now: float) -> None:
         for name in self._retirements.due(now):
@@ -483,6 +485,8 @@ class Engine:
     def _journal_failed(self, error: JournalError) -> None:
         self.stopping = True
         self._end_all(error)
+        for callback in self.on_journal_failed:
+            callback()
 
     def _end_all(self, error: RockError) -> None:
         for call in self.book.calls.values():

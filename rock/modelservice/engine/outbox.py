@@ -13,7 +13,7 @@ from collections import OrderedDict
 import msgspec
 from msgspec import Struct
 
-from rock.errors import LeaseLost, NotFound
+from rock.errors import LeaseLost, NotFound, shown
 from rock.modelservice.timers import Timers
 from rock.modelservice.wire.groups import GroupStatus
 
@@ -135,7 +135,7 @@ class Outbox:
         group_id = self._leases.get(lease_id)
         if group_id is None:
             raise LeaseLost(
-                f"lease {lease_id!r} is over; the group is handed out again or consumed"
+                f"lease {shown(lease_id)} is over; the group is handed out again or consumed"
             )
         return group_id
 
@@ -193,7 +193,7 @@ class Outbox:
         """Raises `NotFound`."""
         entry = self._entries.get(group_id)
         if entry is None:
-            raise NotFound(f"no group {group_id!r} was published here")
+            raise NotFound(f"no group {shown(group_id)} was published here")
         state = "pending"
         if entry.acknowledged:
             state = "acknowledged"

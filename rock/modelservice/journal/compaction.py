@@ -82,6 +82,7 @@ def plan(
                 limit=known.over.limit,
                 bound=known.over.bound,
                 at=known.at,
+                counts=known.counts,
                 archive=number,
                 offset=0,
                 length=0,

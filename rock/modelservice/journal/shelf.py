@@ -17,6 +17,7 @@ from msgspec import Struct
 from rock.modelservice.journal import records, segments
 from rock.modelservice.journal.segments import Segment, Spot
 from rock.modelservice.sessions import Over
+from rock.modelservice.states import State
 
 
 class Retired(Struct, frozen=True):
@@ -26,6 +27,8 @@ class Retired(Struct, frozen=True):
     over: Over
     at: float | None
     """When it was closed, in seconds since 1970."""
+    counts: dict[State, int]
+    """Its calls, by state."""
 
 
 class Stretch(Struct, frozen=True):
@@ -86,7 +89,10 @@ class Shelf:
         self.places.pop(marker.session, None)
         self.archived[marker.session] = marker
         self.retired[marker.session] = Retired(
-            marker.key_sha256, Over(marker.reason, marker.limit, marker.bound), marker.at
+            marker.key_sha256,
+            Over(marker.reason, marker.limit, marker.bound),
+            marker.at,
+            marker.counts,
         )
 
     def forget(self, session_id: str) -> Retired:

@@ -12,16 +12,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import zlib
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import Any, TypeAlias, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from rock.errors import BadRequest, BodyTimeout, PayloadTooLarge, RockError
+from rock.modelservice.planes.heads import CONTINUE, STREAM_HEAD, head
+from rock.modelservice.planes.incoming import Incoming, decoded
 from rock.modelservice.planes.plane import EventStream, Reply, Request
 from rock.modelservice.settings import ServiceConfig
 
@@ -33,11 +33,6 @@ MAX_AHEAD = 16
 MAX_AHEAD_BYTES = 1 << 20
 """The same for their bodies together."""
 LINGER_SECONDS = 10.0
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-STREAM_HEAD = (
-    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nCache-Control: no-store\r\n"
-    b"X-Accel-Buffering: no\r\n"
-)
 
 Handle: TypeAlias = Callable[[Request], Coroutine[Any, Any, Reply | EventStream]]
 
@@ -68,86 +63,18 @@ class Adapter:
     bounds: Bounds
 
 
-class Headers(Mapping[str, str]):
-    """Values by name, whatever the case; the first of several."""
-
-    __slots__ = ("_values",)
-
-    def __init__(self) -> None:
-        self._values: dict[str, str] = {}
-
-    def add(self, name: str, value: str) -> None:
-        self._values.setdefault(name, value)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self._values.get(key.lower(), default)
-
-    def __getitem__(self, key: str) -> str:
-        return self._values[key.lower()]
-
-    def __contains__(self, key: object) -> bool:
-        return isinstance(key, str) and key.lower() in self._values
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-
-class _Incoming:
-    """A request as it arrives."""
-
-    __slots__ = (
-        "answered",
-        "bad",
-        "chunks",
-        "complete",
-        "headers",
-        "keep_alive",
-        "method",
-        "size",
-        "target",
-        "version",
-        "waiter",
-    )
-
-    def __init__(self) -> None:
-        self.method = ""
-        self.target = b""
-        self.version = "1.1"
-        self.headers = Headers()
-        self.chunks: list[bytes] = []
-        self.size = 0
-        self.complete = False
-        self.keep_alive = True
-        self.answered = False
-        """Its reply was written; what still comes of it is thrown away."""
-        self.bad: RockError | None = None
-        self.waiter: asyncio.Future[None] | None = None
-
-    def wake(self) -> None:
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
-
-    @property
-    def path(self) -> str:
-        path = self.target.partition(b"?")[0].partition(b"#")[0]
-        if not path.startswith(b"/") and b"://" in path:
-            path = b"/" + path.partition(b"://")[2].partition(b"/")[2]
-        return path.decode("utf-8", "replace")
-
-
 class Connection(asyncio.Protocol):
     """See the module. `peers` is the listener's set of open connections; `alive` is in it."""
 
     __slots__ = (
         "_adapter",
         "_arriving",
+        "_asked",
         "_deaf",
         "_drained",
         "_head_at",
         "_head_bytes",
+        "_idle_since",
         "_linger",
         "_loop",
         "_parser",
@@ -156,7 +83,6 @@ class Connection(asyncio.Protocol):
         "_queue",
         "_transport",
         "closing",
-        "seen_at",
         "task",
     )
 
@@ -165,9 +91,9 @@ class Connection(asyncio.Protocol):
         self._peers = peers
         self._loop = asyncio.get_running_loop()
         self._parser = HttpRequestParser(self)
-        self._queue: deque[_Incoming] = deque()
+        self._queue: deque[Incoming] = deque()
         """Requests not answered, in order; the parser fills the last."""
-        self._arriving: _Incoming | None = None
+        self._arriving: Incoming | None = None
         """The request whose head is not complete."""
         self._head_bytes = 0
         self._head_at = 0.0
@@ -180,7 +106,10 @@ class Connection(asyncio.Protocol):
         self.closing = False
         """No further request is taken."""
         self.task: asyncio.Task[None] | None = None
-        self.seen_at = self._loop.time()
+        self._asked = False
+        """A request has come."""
+        self._idle_since = self._loop.time()
+        """Since when no request is being answered, whatever else may trickle in."""
 
     # --- the transport's side ---
 
@@ -207,7 +136,6 @@ class Connection(asyncio.Protocol):
             drained.set_result(None)
 
     def data_received(self, data: bytes) -> None:
-        self.seen_at = self._loop.time()
         if self._deaf:
             return
         begun = self._arriving
@@ -267,7 +195,7 @@ class Connection(asyncio.Protocol):
         log.info("refused what is no HTTP request: %s", why)
         incoming = self._queue[-1] if self._queue else None
         if self._arriving is not None or incoming is None or incoming.complete:
-            incoming = self._arriving or _Incoming()
+            incoming = self._arriving or Incoming()
             self._arriving = None
             incoming.bad = BadRequest(f"this is no HTTP request: {why}")
             self._queue.append(incoming)
@@ -281,7 +209,7 @@ class Connection(asyncio.Protocol):
     # --- the parser's side ---
 
     def on_message_begin(self) -> None:
-        self._arriving = _Incoming()
+        self._arriving = Incoming()
         self._head_bytes = 0
         self._head_at = self._loop.time()
 
@@ -303,6 +231,7 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         incoming, self._arriving = self._arriving, None
         assert incoming is not None
+        self._asked = True
         incoming.method = self._parser.get_method().decode("ascii", "replace")
         incoming.version = self._parser.get_http_version()
         incoming.keep_alive = self._parser.should_keep_alive() and incoming.version == "1.1"
@@ -348,7 +277,7 @@ class Connection(asyncio.Protocol):
         if self._queue and not self._queue[0].answered:
             self.task = self._loop.create_task(self._serve(self._queue[0]))
 
-    async def _serve(self, incoming: _Incoming) -> None:
+    async def _serve(self, incoming: Incoming) -> None:
         reply = await self._answer(incoming)
         try:
             await self._write(incoming, reply)
@@ -365,7 +294,7 @@ class Connection(asyncio.Protocol):
         self.task = None
         self._finish(incoming)
 
-    async def _answer(self, incoming: _Incoming) -> Reply | EventStream:
+    async def _answer(self, incoming: Incoming) -> Reply | EventStream:
         if incoming.bad is not None and not isinstance(incoming.bad, PayloadTooLarge):
             return self._adapter.refusal(incoming.bad)
         request = Request(
@@ -379,7 +308,7 @@ class Connection(asyncio.Protocol):
             log.exception("unexpected error in a handler")
             return self._adapter.refusal(RockError("internal error; see the service's log"))
 
-    async def _read(self, incoming: _Incoming) -> bytes:
+    async def _read(self, incoming: Incoming) -> bytes:
         """The whole body. Raises PayloadTooLarge, BodyTimeout, BadRequest."""
         if not incoming.complete and incoming.bad is None:
             await self._rest(incoming)
@@ -390,9 +319,9 @@ class Connection(asyncio.Protocol):
         encoding = incoming.headers.get("content-encoding", "identity").strip().lower()
         if encoding in ("", "identity"):
             return body
-        return _decoded(body, encoding, self._adapter.bounds.max_body_bytes)
+        return decoded(body, encoding, self._adapter.bounds.max_body_bytes)
 
-    async def _rest(self, incoming: _Incoming) -> None:
+    async def _rest(self, incoming: Incoming) -> None:
         if incoming.headers.get("expect", "").lower() == "100-continue" and incoming.size == 0:
             self._transport.write(CONTINUE)
         incoming.waiter = self._loop.create_future()
@@ -403,7 +332,7 @@ class Connection(asyncio.Protocol):
         except TimeoutError as exc:
             raise BodyTimeout(f"the body did not arrive within {seconds:g} s") from exc
 
-    def _finish(self, incoming: _Incoming) -> None:
+    def _finish(self, incoming: Incoming) -> None:
         """The reply is written; go on, or close."""
         incoming.answered = True
         incoming.chunks.clear()
@@ -419,7 +348,7 @@ class Connection(asyncio.Protocol):
                 self._transport.write_eof()
         self._linger = self._loop.call_later(LINGER_SECONDS, self._transport.close)
 
-    def _after(self, incoming: _Incoming) -> None:
+    def _after(self, incoming: Incoming) -> None:
         """A request was answered and is over."""
         if self._linger is not None:
             self._linger.cancel()
@@ -427,12 +356,13 @@ class Connection(asyncio.Protocol):
         if not incoming.keep_alive or self.closing:
             self._transport.close()
             return
+        self._idle_since = self._loop.time()
         self._transport.resume_reading()
         self._next()
 
     # --- replies ---
 
-    async def _write(self, incoming: _Incoming, reply: Reply | EventStream) -> None:
+    async def _write(self, incoming: Incoming, reply: Reply | EventStream) -> None:
         """Write all of it here, so that the end of this call means that it was written."""
         if isinstance(incoming.bad, PayloadTooLarge) or self.closing:
             incoming.keep_alive = False
@@ -442,13 +372,15 @@ class Connection(asyncio.Protocol):
         if reply.headers.get("Connection") == "close":
             incoming.keep_alive = False
         body = b"" if incoming.method == "HEAD" else reply.body
-        await self._send(_head(reply, incoming.keep_alive) + body)
+        await self._send(head(reply, incoming.keep_alive) + body)
 
-    async def _write_stream(self, incoming: _Incoming, reply: EventStream) -> None:
+    async def _write_stream(self, incoming: Incoming, reply: EventStream) -> None:
         chunked = incoming.version == "1.1"
-        head = STREAM_HEAD + (b"" if incoming.keep_alive else b"Connection: close\r\n")
+        opening = STREAM_HEAD + (b"" if incoming.keep_alive else b"Connection: close\r\n")
         async with contextlib.aclosing(reply.frames) as frames:
-            await self._send(head + (b"Transfer-Encoding: chunked\r\n\r\n" if chunked else b"\r\n"))
+            await self._send(
+                opening + (b"Transfer-Encoding: chunked\r\n\r\n" if chunked else b"\r\n")
+            )
             async for frame in frames:
                 await self._send(b"%x\r\n%b\r\n" % (len(frame), frame) if chunked else frame)
             if chunked:
@@ -476,48 +408,11 @@ class Connection(asyncio.Protocol):
         self._transport.abort()
 
     def sweep(self, now: float, *, keep_seconds: float) -> None:
-        """Close a connection that was idle for too long, or whose head does not come."""
-        if self._arriving is not None and now - self._head_at > self._adapter.bounds.body_seconds:
+        """Close a connection whose head does not come, that never asked, or that was idle too long."""
+        head_seconds = self._adapter.bounds.body_seconds
+        if self._arriving is not None and now - self._head_at > head_seconds:
             self._transport.abort()
-        elif self.task is None and now - self.seen_at > keep_seconds:
-            self._transport.close()
-
-
-def _head(reply: Reply, keep_alive: bool) -> bytes:
-    key = (reply.status, reply.content_type)
-    start = _STARTS.get(key)
-    if start is None:
-        phrase = _PHRASES.get(reply.status, "")
-        text = f"HTTP/1.1 {reply.status} {phrase}\r\nContent-Type: {reply.content_type}\r\n"
-        start = _STARTS[key] = text.encode() + b"Content-Length: "
-    more = b""
-    if reply.headers:
-        more = b"".join(f"{name}: {value}\r\n".encode() for name, value in reply.headers.items())
-    if not keep_alive and "Connection" not in reply.headers:
-        more += b"Connection: close\r\n"
-    return b"%b%d\r\n%b\r\n" % (start, len(reply.body), more)
-
-
-_PHRASES = {status.value: status.phrase for status in HTTPStatus}
-"""A status that nobody registered (529) has none."""
-_STARTS: dict[tuple[int, str], bytes] = {}
-"""Status line and content type, of the few that there are."""
-
-
-def _decoded(body: bytes, encoding: str, max_bytes: int) -> bytes:
-    """A compressed body, unpacked as far as it may be large. Raises PayloadTooLarge, BadRequest."""
-    if encoding not in ("gzip", "x-gzip", "deflate"):
-        raise BadRequest(
-            f"Content-Encoding: expected gzip, deflate or none, got {encoding[:40]!r}",
-            param="Content-Encoding",
-        )
-    unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # gzip and zlib, by their heads
-    try:
-        plain = unpacker.decompress(body, max_bytes + 1)
-    except zlib.error as exc:
-        raise BadRequest(f"the body is no {encoding}: {exc}") from exc
-    if len(plain) > max_bytes:
-        raise PayloadTooLarge(f"the unpacked body is over the limit of {max_bytes} bytes")
-    if not unpacker.eof:
-        raise BadRequest(f"the body breaks off in the middle of its {encoding}")
-    return plain
+        elif self.task is None:
+            bound = keep_seconds if self._asked else head_seconds
+            if now - self._idle_since > bound:
+                self._transport.close()

@@ -11,11 +11,12 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, get_args
 from urllib.parse import unquote
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import fields
 
 from rock.errors import (
     BadRequest,
@@ -24,8 +25,10 @@ from rock.errors import (
     RockError,
     Unauthorized,
     UpstreamUnauthorized,
+    shown,
 )
 from rock.modelservice import wire
+from rock.modelservice.graph.stored import stored
 from rock.modelservice.keys import Keys, matches
 from rock.modelservice.planes.plane import Reply, Request, nothing
 from rock.modelservice.service.service import ModelService
@@ -39,6 +42,8 @@ from rock.types import SessionId
 
 log = logging.getLogger(__name__)
 T = TypeVar("T", bound=Struct)
+MAX_MESSAGE = 300
+"""Of what msgspec says about a body, which can quote some of it."""
 
 
 class Backend(Protocol):
@@ -233,7 +238,8 @@ class ControlPlane:
 
     async def _create_session(self, request: Request, name: str) -> Reply:
         spec = await _read(request, wire.SessionSpec)
-        self._check_backend(spec.backend)
+        if spec.backend is not None:
+            self._check_backend(spec.backend)
         new = await self._service.create_session(spec)
         base_url = f"{self._agent_url}/s/{new.key}/v1"
         return _ok(
@@ -251,9 +257,7 @@ class ControlPlane:
         backend = self._backends.get(name)
         if backend is None:
             known = ", ".join(["queue", *sorted(self._backends)])
-            message = (
-                f"backend: expected one that this service was started with ({known}), got {name!r}"
-            )
+            message = f"backend: expected one that this service was started with ({known}), got {shown(name)}"
             raise BadRequest(message, param="backend")
         if backend.refused is not None:
             raise UpstreamUnauthorized(backend.refused)
@@ -268,7 +272,7 @@ class ControlPlane:
         return _ok(info)
 
     async def _trajectory(self, request: Request, name: str) -> Reply:
-        return _ok(await self._service.read_trajectory(SessionId(name)))
+        return _ok(stored(await self._service.read_trajectory(SessionId(name))))
 
     async def _interceptors(self, request: Request, name: str) -> Reply:
         return _ok(self._service.interceptors())
@@ -305,11 +309,22 @@ async def _read(request: Request, kind: type[T]) -> T:
     except msgspec.ValidationError as exc:
         message, _, place = str(exc).partition(" - at ")
         param = place.strip("`").removeprefix("$").removeprefix(".") or None
+        message = message[:MAX_MESSAGE] + _one_of(kind, param, message)
         raise BadRequest(f"{param or 'body'}: {message}", param=param) from exc
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise BadRequest(f"the body is not valid JSON: {exc}") from exc
     except RecursionError as exc:
         raise BadRequest("the body is nested too deeply") from exc
+
+
+def _one_of(kind: type[Struct], param: str | None, message: str) -> str:
+    """What was expected of a field that takes a few words, which msgspec does not say."""
+    if not message.startswith("Invalid enum value"):
+        return ""
+    words = next((one.type for one in fields(kind) if one.name == param), None)
+    known = [word for part in (words, *get_args(words)) for word in get_args(part)]
+    listed = ", ".join(word for word in known if isinstance(word, str))
+    return f"; expected one of {listed}" if listed else ""
 
 
 def _at_least(name: str, value: float, bound: float) -> None:

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from msgspec import Raw
+from msgspec.structs import replace
 
 from rock.errors import (
     BadRequest,
@@ -179,11 +180,14 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
     # --- sessions ---
 
     async def create_session(self, spec: wire.SessionSpec) -> NewSession:
+        if spec.tokenizer is not None:
+            self.spelling.check_known(spec.tokenizer)
         key = new_key()
+        backend = spec.backend or self.config.default_backend
         record = records.SessionOpened(
             session=new_id(id_prefix(self.config.shard)),
             key_sha256=key_hash(key),
-            spec=spec,
+            spec=replace(spec, backend=backend),
             at=self._engine.wall(),
         )
         await self._engine.open_session(record)
@@ -231,7 +235,18 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
         """Call `callback` whenever a session closes, for whatever reason."""
         self._engine.on_session_closed.append(callback)
 
+    def on_journal_failed(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when the service can do no more; `error` says why."""
+        self._engine.on_journal_failed.append(callback)
+
     # --- agent side ---
+
+    def known_prompt_tokens(self, session: Session, request: wire.CanonicalRequest) -> int | None:
+        """What an engine counted for the messages and tools of `request`, if this session asked the same
+        before. Raises `BadRequest`."""
+        if session.id in self._engine.shelf:
+            return None
+        return self._book.conversation(session.id).counted(request)
 
     async def submit(self, session: Session, incoming: Incoming, *, wait: bool = True) -> Call:
         """Queue a request, or re-attach a retry to the call it repeats; returns once on disk.
@@ -265,6 +280,7 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
             _check_open(session)
             self._admit(session)
             call = self._new_call(session, conversation, incoming, asked, edit)
+        call.streams = call.streams or incoming.stream
         try:
             if wait:
                 await self._engine.journal.barrier()

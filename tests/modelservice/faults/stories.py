@@ -37,6 +37,8 @@ class Story:
     said: list[int] = field(default_factory=list[int])
     """Tokens of the spans that came before the answer, as far as they still count."""
     ever_said: set[int] = field(default_factory=set[int])
+    said_before: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
+    """By lease: what was said when it was given, which its answer must begin with."""
     follows_unsent: bool = False
     """When it was asked, an earlier call for the same nonce had no answer sent and no end."""
 
@@ -50,6 +52,7 @@ class Story:
         self.move(Event.CLAIM)
         assert lease not in self.leases, f"lease {lease} was given twice"
         self.leases.append(lease)
+        self.said_before[lease] = list(self.said)
 
     def say(self, record: records.CallPartial) -> None:
         assert self.state is State.LEASED, f"{self.call}: said while {self.state}"
@@ -72,6 +75,13 @@ class Story:
             self.reason = record.message
 
     @property
+    def sampled(self) -> set[int]:
+        """The answer's tokens."""
+        if self.answered is None:
+            return set()
+        return set(tokens.unpack_ids(self.answered.choices[0].packed_ids or b""))
+
+    @property
     def text(self) -> str | None:
         return None if self.answered is None else self.answered.choices[0].message.content
 
@@ -88,17 +98,26 @@ def payloads(path: Path) -> Iterator[bytes]:
         yield payload
 
 
-class Chronicle:
-    """Every call of a journal."""
+def files_of(folder: Path) -> list[Path]:
+    """The files that make up a journal, in order: the newest base, what was sealed since, the rest."""
+    base = sorted(folder.glob("base-*.log"))[-1:]
+    newest = int(base[0].name[5:13]) if base else 0
+    sealed = [path for path in folder.glob("journal-*.log") if int(path.name[8:16]) > newest]
+    return [*base, *sorted(sealed), folder / "journal.log"]
 
-    def __init__(self, path: Path) -> None:
+
+class Chronicle:
+    """Every call of a journal, whichever files it has; none of its sessions may be archived."""
+
+    def __init__(self, folder: Path) -> None:
         self.stories: dict[str, Story] = {}
         self.by_nonce: defaultdict[str, list[Story]] = defaultdict(list)
         self.boots = 0
         self._messages: defaultdict[str, _Messages] = defaultdict(_Messages)
-        for number, payload in enumerate(payloads(path)):
-            if number > 0:  # the first is the file's header
-                self._tell(records.decoder.decode(payload))
+        for path in files_of(folder):
+            for number, payload in enumerate(payloads(path)):
+                if number > 0:  # the first is the file's header
+                    self._tell(records.decoder.decode(payload))
 
     def _tell(self, record: records.Record) -> None:
         match record:
