@@ -121,12 +121,19 @@ async def service(tmp_path: Path) -> AsyncGenerator[ServiceProcess, None]:
         yield started
 
 
-async def test_a_harness_killed_in_every_phase_loses_and_repeats_nothing(
-    tmp_path: Path, service: ServiceProcess
+@pytest.mark.parametrize(
+    "phases",
+    [
+        pytest.param((Phase.AGENT, Phase.GRADE), id="two"),
+        pytest.param(tuple(Phase), id="every", marks=pytest.mark.soak),
+    ],
+)
+async def test_a_harness_killed_in_its_phases_loses_and_repeats_nothing(
+    tmp_path: Path, service: ServiceProcess, phases: tuple[Phase, ...]
 ) -> None:
     world = World(tmp_path, service, "a")
     async with world.trainer():
-        for phase in Phase:
+        for phase in phases:
             assert await world.harness(phase.value) == -signal.SIGKILL
         assert await world.harness("-") == 0
         await wait_until(lambda: sum(world.consumed.values()) == 1)
@@ -135,7 +142,7 @@ async def test_a_harness_killed_in_every_phase_loses_and_repeats_nothing(
         decode(path.read_bytes()).outcome.cls
         for path in (world.directory / "episodes").glob("*/*/attempt-*/record.json")
     )
-    assert classes[OutcomeClass.INTERRUPTED] >= len(Phase) - 1
+    assert classes[OutcomeClass.INTERRUPTED] >= len(phases) - 1
 
 
 @pytest.mark.soak
