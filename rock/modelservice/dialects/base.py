@@ -115,8 +115,7 @@ class Renderer(Protocol):
     def stream(self, call_id: str) -> StreamEncoder: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Parsed:
+class Parsed(Struct, frozen=True):
     request: CanonicalRequest
     stream: bool
     renderer: Renderer

@@ -153,9 +153,11 @@ class Engine:
         return written
 
     def _note(self, record: records.Record, payload: bytes, then: Then | None = None) -> None:
-        place = self.journal.next_place
-        self.journal.note(payload, then)
-        self.shelf.index(record, place)
+        self.shelf.index(record, self.journal.note(payload, then))
+
+    def _note_call(self, call: Call, payload: bytes, then: Then | None = None) -> None:
+        """`_note` for a record about a call: four of them make a turn, and whose they are is known."""
+        self.shelf.add(call.session_id, self.journal.note(payload, then))
 
     # --- sessions ---
 
@@ -223,7 +225,7 @@ class Engine:
         self.connections += 1
         self._time_call(call)
         self.observer.asked(call, trace)
-        self._note(record, payload, lambda: self._let_claim(call))
+        self._note_call(call, payload, lambda: self._let_claim(call))
         return call
 
     def attach(self, call: Call) -> None:
@@ -254,7 +256,8 @@ class Engine:
         if call.deliveries > 1:
             self.redelivered += 1
         self.observer.claimed(call, held)
-        self.note(records.CallLeased(call=call.id, lease=held.id, worker=held.worker_id))
+        record = records.CallLeased(call=call.id, lease=held.id, worker=held.worker_id)
+        self._note_call(call, records.encode(record))
 
     def partial(self, call: Call, record: records.CallPartial) -> None:
         """Keep a span of an answer; agents see it once it is on disk."""
@@ -273,7 +276,7 @@ class Engine:
         self._take_out(call, Event.COMPLETE)
         self.book.store_answer(call, record)
         self.observer.answered(call, record, held, self.clock())
-        self._note(record, payload, lambda: self._show(call))
+        self._note_call(call, payload, lambda: self._show(call))
 
     def end(self, call: Call, event: Event, error: RockError) -> None:
         """End an open call without an answer."""
@@ -290,7 +293,7 @@ class Engine:
         call.stored = error
         call.forget_spans()
         self.observer.ended(call, event, error)
-        self._note(record, payload, lambda: self._show(call))
+        self._note_call(call, payload, lambda: self._show(call))
 
     def take_back(self, held: Held) -> None:
         """Give a lease's call to other workers, and tell its own."""
@@ -471,7 +474,7 @@ class Engine:
 
     def _move(self, call: Call, event: Event) -> None:
         call.move(event)
-        self.note(records.CallMoved(call=call.id, event=event))
+        self._note_call(call, records.encode(records.CallMoved(call=call.id, event=event)))
 
     def _show(self, call: Call) -> None:
         """The call's end is on disk: let the agents see it."""

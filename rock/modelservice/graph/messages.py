@@ -51,7 +51,7 @@ def describe(message: bytes) -> Described:
         plain = _plain_message.decode(message)
         text = plain.content.strip() if plain.role == "assistant" else plain.content
         role = sys.intern(plain.role)  # a handful of roles, in every message
-        return Described(_digest([role.encode(), text.encode()]), role)
+        return Described(_digest_text(role, text), role)
     except (msgspec.DecodeError, UnicodeError, RecursionError, ValueError):
         pass  # it has more to it, or cannot be read
     try:
@@ -66,7 +66,7 @@ def describe_answer(message: AssistantMessage) -> Described:
         said = {**msgspec.structs.asdict(message), "role": "assistant"}
         return describe(msgspec.json.encode(said))
     text = (message.content or "").strip()
-    return Described(_digest([b"assistant", text.encode()]), "assistant")
+    return Described(_digest_text("assistant", text), "assistant")
 
 
 def _describe(fields: dict[str, Raw]) -> Described:
@@ -137,6 +137,14 @@ def _one_spelling(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _one_spelling(item) for key, item in cast("dict[str, Any]", value).items()}
     return value
+
+
+def _digest_text(role: str, text: str) -> bytes:
+    """`_digest` of a role and a text, which nearly all messages are."""
+    said, words = role.encode(), text.encode()
+    return hashlib.blake2b(
+        b"%d,%d:%b%b" % (len(said), len(words), said, words), digest_size=16
+    ).digest()
 
 
 def _digest(parts: list[bytes]) -> bytes:

@@ -9,16 +9,17 @@ what is new after the parent, so a turn costs what is new in it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from rock.modelservice.graph import tokens
 from rock.modelservice.wire import ChainClass, Span, TokenRow, VersionSpan
 from rock.types import CallId, PolicyVersion
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(Struct, frozen=True):
     """One choice: packed ids and log-probabilities of the same length."""
 
     ids: bytes
@@ -27,8 +28,7 @@ class Sample:
     """Which weights sampled which tokens, if not one version sampled all."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CallTokens:
+class CallTokens(Struct, frozen=True, eq=False):
     """The tokens of one trainable call. Compared by identity: a chain can be thousands long."""
 
     call_id: CallId
@@ -36,17 +36,17 @@ class CallTokens:
     samples: tuple[Sample, ...]
     prompt: bytes
     """Packed prompt ids: all of them, or those after the parent's prompt and answer."""
-    parent: CallTokens | None = field(default=None, repr=False)
+    parent: CallTokens | None = None
     parent_choice: int = 0
     chain_class: ChainClass = "main"
     branch: str | None = None
     """Why the call is not simply the next one of a chain."""
-    prompt_count: int = field(init=False)
-    """Tokens before the answer: those of the whole prompt."""
+    prompt_count: int = 0
+    """Tokens before the answer: those of the whole prompt. Computed."""
 
     def __post_init__(self) -> None:
         before = 0 if self.parent is None else self.parent.sequence_count(self.parent_choice)
-        object.__setattr__(self, "prompt_count", before + tokens.count(self.prompt))
+        force_setattr(self, "prompt_count", before + tokens.count(self.prompt))
 
     def prompt_ids(self) -> bytes:
         """The whole prompt, packed."""

@@ -77,9 +77,12 @@ def _pack_checked(ids: Sequence[int], name: str) -> tuple[bytes | None, str | No
 
 
 def _reason_against_logprobs(logprobs: Sequence[float]) -> str | None:
-    # One pass in C for the good case: a NaN or an infinity makes the sum not finite.
-    if not math.isfinite(sum(logprobs)) or min(logprobs) < _LOWEST:
+    # Two passes in C for the good case: a NaN or an infinity makes the sum not finite, and where none
+    # is above 0, none is below the sum.
+    total = sum(logprobs)
+    highest = max(logprobs)
+    if not math.isfinite(total) or ((highest > 0 or total < _LOWEST) and min(logprobs) < _LOWEST):
         return "logprobs that are not finite"
-    if max(logprobs) > 0:
+    if highest > 0:
         return "logprobs above 0"
     return None

@@ -64,6 +64,8 @@ class Journal:
         self._active = active
         self._good_bytes = active.offset(active.end)
         self._pending_bytes = 0
+        self.next_place = active.end
+        """Where the next record will be."""
         self._number = number
         self._sealing: asyncio.Future[list[Segment]] | None = None
         self.sealed = sealed
@@ -136,12 +138,6 @@ class Journal:
         return self._good_bytes
 
     @property
-    def next_place(self) -> int:
-        """Where the next record will be."""
-        active = self._active
-        return active.start + self._good_bytes + self._pending_bytes - active.head_bytes
-
-    @property
     def written_place(self) -> int:
         """Records before it are in the file."""
         return self.next_place - self._pending_bytes
@@ -180,9 +176,12 @@ class Journal:
         self._enqueue(payload, future, then)
         return future
 
-    def note(self, payload: bytes, then: Then | None = None) -> None:
-        """Write one record that nobody waits for. Raises `JournalError` as `append` does."""
+    def note(self, payload: bytes, then: Then | None = None) -> int:
+        """Write one record that nobody waits for, and say its place. Raises `JournalError` as
+        `append` does."""
+        place = self.next_place
         self._enqueue(payload, None, then)
+        return place
 
     def barrier(self) -> asyncio.Future[None]:
         """Done once everything appended so far is safe."""
@@ -224,10 +223,13 @@ class Journal:
             raise JournalError(f"a record of {len(payload)} bytes is too large for the journal")
         framed = frame(payload)
         self._frames.append(framed)
-        self._pending_bytes += len(framed)
+        size = len(framed)
+        self._pending_bytes += size
+        self.next_place += size
         if future is not None or then is not None:
             self._waiting.append((future, then))
-        self._schedule()
+        if not self._scheduled:
+            self._schedule()
 
     def _schedule(self) -> None:
         if not self._scheduled and self._syncing is None:

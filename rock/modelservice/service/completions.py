@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from dataclasses import dataclass
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from rock.errors import BadRequest
@@ -28,8 +28,7 @@ _plain = msgspec.msgpack.Encoder()
 EDITED = "edited"
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(Struct, frozen=True):
     """A completion with its prompt's ids packed, once: they can be a hundred thousand."""
 
     completion: Completion

@@ -12,9 +12,9 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from msgspec import Raw
+from msgspec import Raw, Struct, field
 
 from rock.errors import (
     BadRequest,
@@ -67,8 +67,7 @@ class NewSession:
     key: SessionKey
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Incoming:
+class Incoming(Struct, frozen=True, kw_only=True):
     """One request of an agent, parsed by its dialect."""
 
     dialect: str
