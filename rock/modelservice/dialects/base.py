@@ -29,7 +29,7 @@ from rock.modelservice.graph.answer import Answer
 from rock.modelservice.wire import AssistantMessage, CanonicalRequest
 
 Headers = Mapping[str, str]
-"""Header values by name; look-ups ignore case."""
+"""Header values by name, which is in lower case."""
 T = TypeVar("T")
 
 
@@ -149,11 +149,14 @@ class Dialect(Protocol):
     def error(self, exc: RockError) -> ErrorReply: ...
 
 
+_fields = msgspec.json.Decoder(dict[str, Raw])
+
+
 def fields_of(body: bytes) -> dict[str, Raw]:
     """The top-level fields of a JSON object, each still as sent. Raises BadRequest."""
     try:
         body.decode("utf-8")  # skipped values are not checked by the decoder
-        return msgspec.json.decode(body, type=dict[str, Raw])
+        return _fields.decode(body)
     except UnicodeDecodeError as exc:
         raise BadRequest(f"the body is not UTF-8: bad byte at {exc.start}") from exc
     except msgspec.ValidationError as exc:

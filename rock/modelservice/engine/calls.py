@@ -285,7 +285,10 @@ def _check_readable(part: bytes) -> None:
     try:
         if not part.isascii():
             str(part, "utf-8")
-        if part.count(b"[") + part.count(b"{") > _SPARE_LEVELS:
+        if (
+            len(part) > _SPARE_LEVELS  # a shorter one cannot be so deep
+            and part.count(b"[") + part.count(b"{") > _SPARE_LEVELS
+        ):
             deeper = b"%b%b%b" % (b"[" * _SPARE_LEVELS, part, b"]" * _SPARE_LEVELS)
             msgspec.json.decode(deeper, type=Raw)
     except UnicodeDecodeError as exc:
@@ -317,8 +320,11 @@ class Conversation:
         if extra and any(name in extra for name in _TRANSPORT_FIELDS):
             extra = {name: extra[name] for name in extra if name not in _TRANSPORT_FIELDS}
         parameters = records.encoder.encode(replace(request, messages=[], tools=None, extra=extra))
-        for part in (*located.rest, located.tools or b"", parameters):
+        for part in located.rest:
             _check_readable(part)
+        if located.tools is not None:
+            _check_readable(located.tools)
+        _check_readable(parameters)
         identity = None
         if located.complete:
             number = self.graph.number_of(located.tools)

@@ -142,12 +142,15 @@ def _one_spelling(value: Any) -> Any:
 def _digest_text(role: str, text: str) -> bytes:
     """`_digest` of a role and a text, which nearly all messages are."""
     said, words = role.encode(), text.encode()
-    return hashlib.blake2b(
-        b"%d,%d:%b%b" % (len(said), len(words), said, words), digest_size=16
-    ).digest()
+    return _hashed(b"%d,%d:%b%b" % (len(said), len(words), said, words))
 
 
 def _digest(parts: list[bytes]) -> bytes:
     # Lengths keep ("ab", "c") and ("a", "bc") apart.
     lengths = b",".join([b"%d" % len(part) for part in parts])
-    return hashlib.blake2b(b"%b:%b" % (lengths, b"".join(parts)), digest_size=16).digest()
+    return _hashed(b"%b:%b" % (lengths, b"".join(parts)))
+
+
+def _hashed(data: bytes) -> bytes:
+    # Half a SHA-256, which CPUs have instructions for: two thirds of what BLAKE2 costs.
+    return hashlib.sha256(data).digest()[:16]

@@ -173,14 +173,27 @@ class Journal:
         and through the future if this write fails.
         """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._enqueue(payload, future, then)
+        self.note(payload, then, future)
         return future
 
-    def note(self, payload: bytes, then: Then | None = None) -> int:
+    def note(
+        self, payload: bytes, then: Then | None = None, future: asyncio.Future[None] | None = None
+    ) -> int:
         """Write one record that nobody waits for, and say its place. Raises `JournalError` as
-        `append` does."""
-        place = self.next_place
-        self._enqueue(payload, None, then)
+        `append` does, whose `future` it can be given."""
+        if self._error is not None:
+            raise self._error
+        if len(payload) > _MAX_RECORD_BYTES:
+            raise JournalError(f"a record of {len(payload)} bytes is too large for the journal")
+        framed = frame(payload)
+        self._frames.append(framed)
+        size, place = len(framed), self.next_place
+        self._pending_bytes += size
+        self.next_place = place + size
+        if future is not None or then is not None:
+            self._waiting.append((future, then))
+        if not self._scheduled:
+            self._schedule()
         return place
 
     def barrier(self) -> asyncio.Future[None]:
@@ -213,23 +226,6 @@ class Journal:
         _close(fd, self._lock_fd)
 
     # --- writing ---
-
-    def _enqueue(
-        self, payload: bytes, future: asyncio.Future[None] | None, then: Then | None
-    ) -> None:
-        if self._error is not None:
-            raise self._error
-        if len(payload) > _MAX_RECORD_BYTES:
-            raise JournalError(f"a record of {len(payload)} bytes is too large for the journal")
-        framed = frame(payload)
-        self._frames.append(framed)
-        size = len(framed)
-        self._pending_bytes += size
-        self.next_place += size
-        if future is not None or then is not None:
-            self._waiting.append((future, then))
-        if not self._scheduled:
-            self._schedule()
 
     def _schedule(self) -> None:
         if not self._scheduled and self._syncing is None:

@@ -122,7 +122,7 @@ class ControlPlane:
         return Reply(exc.status, wire.encode(wire.ErrorReply(error=error)))
 
     def _authorize(self, request: Request) -> None:
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not given:
             raise Unauthorized("no key; send `Authorization: Bearer` with a key from keys.json")
         if matches(given, self._keys.admin_key):

@@ -23,7 +23,7 @@ class Request(Struct, frozen=True):
     path: str
     """As sent: percent-encoded, without the query."""
     headers: Mapping[str, str]
-    """Look-ups ignore case."""
+    """By name in lower case."""
     read: Callable[[], Awaitable[bytes]]
     """The whole body; raises PayloadTooLarge."""
 
