@@ -49,7 +49,7 @@ class FakeOpenAI:
     keys: list[str] = field(default_factory=list[str])
 
     async def handle(self, request: Request) -> Reply:
-        self.keys.append(request.headers.get("Authorization", "").removeprefix("Bearer "))
+        self.keys.append(request.headers.get("authorization", "").removeprefix("Bearer "))
         self.requests.append(json.loads(await request.read()))
         place = min(len(self.requests), len(self.script)) - 1
         answer = self.script[place]

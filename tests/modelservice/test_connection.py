@@ -40,7 +40,7 @@ class Echo:
         body = await request.read()
         if request.path == "/stream":
             return EventStream(self._frames(body), sent=self._sent, lost=self._lost)
-        told = {"path": request.path, "bytes": len(body), "x": request.headers.get("X-Some")}
+        told = {"path": request.path, "bytes": len(body), "x": request.headers.get("x-some")}
         return Reply(200, json.dumps(told).encode(), sent=self._sent, lost=self._lost)
 
     async def _frames(self, body: bytes) -> AsyncGenerator[bytes, None]:

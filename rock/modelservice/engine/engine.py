@@ -2,7 +2,7 @@
 never waits for anybody.
 
 Every change is made in memory and written in one go; `then` callbacks show it to the outside once
-it is on disk: a call can be claimed, an answer can be seen. `recover` replays the journal.
+it is on disk: a call can be claimed, an answer can be seen. `recovery` reads the journal.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
-
-import msgspec
 
 from rock.errors import (
     CallFailed,
@@ -29,13 +27,14 @@ from rock.modelservice.engine.notices import Notices
 from rock.modelservice.engine.observer import Observer
 from rock.modelservice.engine.outbox import Outbox
 from rock.modelservice.engine.queue import CallQueue, Held, Ticket
+from rock.modelservice.engine.recovery import Recovery
 from rock.modelservice.graph.answer import Answer
 from rock.modelservice.graph.graph import Extension
 from rock.modelservice.interceptors.hooks import Hooks
 from rock.modelservice.interceptors.interceptors import Interceptors
 from rock.modelservice.journal import records
 from rock.modelservice.journal.journal import Journal, Then
-from rock.modelservice.journal.shelf import Retired, Shelf
+from rock.modelservice.journal.shelf import Shelf
 from rock.modelservice.sessions import Session
 from rock.modelservice.settings import ServiceConfig
 from rock.modelservice.states import OPEN, Event, State
@@ -75,13 +74,12 @@ class Engine:
         self._idles = Timers()
         hooks = Hooks(config.hooks)
         self._retirements = Timers()
-        self._groups: dict[str, records.GroupPublished | None] = {}
-        """As replayed; None once acknowledged."""
         self.shelf = Shelf()
+        self.recovery = Recovery(config.state_dir, self.book, self.shelf, clock=clock, wall=wall)
         self.journal = Journal.open(
             config.state_dir,
             schema=records.SCHEMA,
-            on_record=self._replay,
+            on_record=self.recovery.replay,
             sync=config.sync,
         )
         self.journal.on_failure = self._journal_failed
@@ -102,7 +100,7 @@ class Engine:
 
     async def start(self) -> None:
         """Take the journal over: leases of earlier runs are over, connections are gone."""
-        self._recover_groups()
+        self.recovery.fill(self.outbox)
         booted = records.Booted(run=self.book.runs + 1)
         self.book.apply(booted, self.clock())
         await self.write(booted)
@@ -349,55 +347,6 @@ class Engine:
         """An interceptor may still change what was said, unless an agent has read of it."""
         return not call.shown and bool(self.interceptors.matching("response", call.session.labels))
 
-    def _replay(self, payload: bytes, place: int) -> None:
-        try:
-            record = records.decoder.decode(payload)
-            self.shelf.index(record, place)
-            if isinstance(record, records.GroupPublished):
-                self._groups.setdefault(record.group_id, record)
-            elif isinstance(record, records.GroupAcknowledged):
-                self._groups[record.group_id] = None
-            else:
-                self._replay_session(record)
-        except (msgspec.DecodeError, RecursionError, RockError, LookupError) as exc:
-            raise JournalError(
-                f"the journal in {self.config.state_dir} says what cannot have happened: {exc}"
-            ) from exc
-
-    def _replay_session(self, record: records.Record) -> None:
-        session_id = records.session_of(record)
-        archived = isinstance(record, records.SessionArchived)
-        if session_id is not None and session_id in self.shelf and not archived:
-            return  # such as `sent`, after it was closed
-        self.book.apply(record, self._moment(record))
-        if session_id is not None and session_id in self.book.sessions:
-            session = self.book.sessions.get(session_id)
-            if not session.open and not session.parked and not session.counts[State.ANSWERED]:
-                self._retire(session)  # at once: what is over is not read into memory
-
-    def _moment(self, record: records.Record) -> float:
-        """When a record was written, on this run's clock; now, if it does not say."""
-        now = self.clock()
-        if isinstance(record, records.SessionOpened | records.CallQueued) and record.at is not None:
-            # A wall clock that was set back must not lengthen anything.
-            return now - max(0.0, self.wall() - record.at)
-        return now
-
-    def _recover_groups(self) -> None:
-        for group_id, record in self._groups.items():
-            if record is None:
-                self.outbox.publish(group_id, b"")
-                self.outbox.acknowledge(group_id)
-            else:
-                self.outbox.publish(group_id, bytes(record.group))
-                self.outbox.offer(group_id)
-        self._groups.clear()
-
-    def _retire(self, session: Session) -> None:
-        """Put a closed session out of memory; its records stay where the shelf says."""
-        over = self.book.retire(session)
-        self.shelf.retired[session.id] = Retired(session.key_sha256, over, session.closed_at)
-
     def _retire_due(self, now: float) -> None:
         for name in self._retirements.due(now):
             session = self.book.sessions.get(name)
@@ -406,7 +355,7 @@ class Engine:
                 call.attached or call.outcome is None for call in calls
             )
             if at_rest and self.shelf.places[name][-1] < self.journal.written_place:
-                self._retire(session)
+                self.recovery.retire(session)
             else:
                 self._retirements.set(name, now + max(1.0, self.config.evict_seconds))
 
