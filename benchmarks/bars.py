@@ -3,8 +3,7 @@ that a busy machine keeps them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from bar import Bar
 from history import History
 from parked import Parked
 from side import Side
@@ -16,23 +15,6 @@ PARKED_BYTES = 25 * 1024
 HISTORY_PER_SECOND = 300.0
 FLAT_RATIO = 1.25
 """Flat, as far as a busy machine can tell."""
-
-
-@dataclass(frozen=True)
-class Bar:
-    name: str
-    value: float
-    bound: float
-    at_least: bool = False
-
-    @property
-    def kept(self) -> bool:
-        return self.value >= self.bound if self.at_least else self.value <= self.bound
-
-    def __str__(self) -> str:
-        sign = ">=" if self.at_least else "<="
-        verdict = "ok" if self.kept else "FALLS SHORT"
-        return f"{verdict:12}{self.name}: {self.value:.2f} ({sign} {self.bound:g})"
 
 
 def side_bars(side: Side) -> list[Bar]:

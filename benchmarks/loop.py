@@ -24,7 +24,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from bars import Bar, history_bars, parked_bars, side_bars
+from bar import Bar
+from bars import history_bars, parked_bars, side_bars
 from history import History, growing
 from parked import Parked, parked
 from proc import pin

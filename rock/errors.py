@@ -12,6 +12,7 @@ failed" are *results*, not errors; an error means that rock, its input or its su
     │   ├── Unauthorized            no key, or one nobody issued
     │   ├── Forbidden               a valid key for something else
     │   ├── NotFound                no such call, session, lease or path
+    │   ├── WorkAborted             a policy gives a lease back: the call is handed out again
     │   ├── LeaseLost               a lease that is over: expired, fenced, or already answered
     │   ├── SessionClosed           the session was revoked; the agent should stop
     │   ├── PayloadTooLarge         the body is over the configured size
@@ -26,7 +27,11 @@ failed" are *results*, not errors; an error means that rock, its input or its su
     │   └── InvalidTransition       a bug: an event the state table does not list
     ├── SandboxError
     │   ├── ProviderUnavailable     the engine or kernel feature is not there; says the remedy
+    │   ├── CapacityExceeded        this machine has no room for another sandbox
     │   ├── SandboxDied             the box is gone or its helper stopped answering
+    │   ├── SandboxBusy             it is paused, changing its state, or running what must not run
+    │   ├── NotSupported            this provider, or this machine, cannot do that
+    │   ├── ShellEnded              a kept shell that a script has ended; open a new one
     │   ├── CommandNotFound         the program to run does not exist in the sandbox
     │   ├── CommandRefused          the program cannot be started: permission, format, size, limits
     │   ├── BadWorkdir              the working directory does not exist in the sandbox
@@ -42,7 +47,13 @@ failed" are *results*, not errors; an error means that rock, its input or its su
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, TypeVar
+
+Error = TypeVar("Error", bound="RockError")
+
+MAX_SHOWN = 80
+MAX_MESSAGE = 8000
+"""In characters."""
 
 
 class RockError(Exception):
@@ -56,7 +67,11 @@ class RockError(Exception):
 
     @property
     def message(self) -> str:
-        return str(self.args[0])
+        """What was wrong. Whatever it quotes, it stays a message: it is cut at `MAX_MESSAGE`."""
+        whole = str(self.args[0])
+        if len(whole) <= MAX_MESSAGE:
+            return whole
+        return f"{whole[:MAX_MESSAGE]}… ({len(whole)} characters)"
 
 
 class ConfigError(RockError):
@@ -113,6 +128,13 @@ class LeaseLost(ModelServiceError):
 
     status = 409
     code = "lease_lost"
+
+
+class WorkAborted(ModelServiceError):
+    """The policy gives its lease back; its call is handed out again."""
+
+    status = 503
+    code = "work_aborted"
 
 
 class SessionClosed(ModelServiceError):
@@ -213,6 +235,39 @@ class SandboxDied(SandboxError):
 
     code = "sandbox_died"
 
+    def __init__(self, message: str | None = None, *, cause: str = "unknown") -> None:
+        super().__init__(message)
+        self.cause = cause
+        """One of `rock.sandbox.command.DeathCause`."""
+
+
+class ShellEnded(SandboxError):
+    """The shell has ended."""
+
+    status = 409
+    code = "shell_ended"
+
+
+class CapacityExceeded(SandboxError):
+    """This machine has no room for another sandbox."""
+
+    status = 503
+    code = "capacity_exceeded"
+
+
+class SandboxBusy(SandboxError):
+    """The sandbox cannot do this in the state it is in."""
+
+    status = 409
+    code = "sandbox_busy"
+
+
+class NotSupported(SandboxError):
+    """The provider cannot do this here."""
+
+    status = 501
+    code = "not_supported"
+
 
 class CommandNotFound(SandboxError):
     """The program does not exist in the sandbox."""
@@ -287,6 +342,16 @@ class RunFailed(RolloutError):
     code = "run_failed"
 
 
+def shown(given: str) -> str:
+    """What somebody gave, quoted for a message and no longer than one can read."""
+    return repr(given) if len(given) <= MAX_SHOWN else f"{given[:MAX_SHOWN]!r}… ({len(given)} long)"
+
+
+def any_error_for(code: str, message: str) -> RockError:
+    """The error of any part that a `code` from the wire stands for; else a RockError."""
+    return _by_code(RockError).get(code, RockError)(message)
+
+
 def error_for(code: str, message: str, *, param: str | None = None) -> ModelServiceError:
     """The error that a `code` from the wire stands for; one nobody knows is a ModelServiceError."""
     found = _by_code(ModelServiceError).get(code, ModelServiceError)
@@ -295,7 +360,7 @@ def error_for(code: str, message: str, *, param: str | None = None) -> ModelServ
     return found(message)
 
 
-def _by_code(root: type[ModelServiceError]) -> dict[str, type[ModelServiceError]]:
+def _by_code(root: type[Error]) -> dict[str, type[Error]]:
     known = {root.code: root}
     for child in root.__subclasses__():
         known.update(_by_code(child))

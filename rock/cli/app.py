@@ -61,7 +61,10 @@ def serve(
     state_dir: StateDir = None,
     backend: Annotated[
         list[str] | None,
-        typer.Option(help="Also answer from litellm:MODEL or openai:MODEL. May be repeated."),
+        typer.Option(
+            help="Also answer from litellm:MODEL, openai:MODEL, engine:MODEL or replay:PATH. "
+            "May be repeated; for more, --set backends_file=FILE."
+        ),
     ] = None,
     api_base: Annotated[str | None, typer.Option(help="Address of the backends' API.")] = None,
     set_: Annotated[
@@ -89,8 +92,11 @@ def serve(
 def session(
     state_dir: StateDir = None,
     backend: Annotated[
-        str, typer.Option(help="Who answers: queue (a trainer) or a backend.")
-    ] = "queue",
+        str | None,
+        typer.Option(
+            help="Who answers: queue (a trainer) or a backend; else the service's default."
+        ),
+    ] = None,
     max_calls: Annotated[
         int | None, typer.Option(min=1, help="Calls the session may make.")
     ] = None,
@@ -117,7 +123,10 @@ def session(
 def run(
     file: Annotated[Path, typer.Argument(help="The run file.", metavar="RUN.yaml")],
     model: Annotated[
-        str | None, typer.Option(help="queue, or litellm:NAME for a hosted model.")
+        str | None,
+        typer.Option(
+            help="queue, or a backend: litellm:NAME, openai:NAME, engine:NAME, replay:PATH."
+        ),
     ] = None,
     api_base: Annotated[str | None, typer.Option(help="Address of the hosted model's API.")] = None,
     provider: Annotated[ProviderName | None, typer.Option(help="Who makes sandboxes.")] = None,

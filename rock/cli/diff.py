@@ -10,7 +10,7 @@ from array import array
 from difflib import SequenceMatcher
 from itertools import zip_longest
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 import typer
@@ -24,6 +24,8 @@ from rock.rollout.export.sample import Sample
 from rock.rollout.export.stream import samples_of_episode
 
 TEXT_CHARS = 200
+BEFORE_CHARS = 40
+"""Shown before the place where two texts part."""
 Numbers: TypeAlias = "array[int] | array[float]"
 
 
@@ -101,28 +103,55 @@ def _messages(one: Sample, two: Sample) -> list[Difference]:
         if kind == "equal":
             continue
         for place, (ours, theirs) in enumerate(zip_longest(left[a:b], right[c:d])):
+            shown = _from_difference(ours[1] if ours else None, theirs[1] if theirs else None)
             found.append(
                 Difference(
                     what="message",
                     where=f"{chain_name(one)} {a + place if ours else c + place}",
-                    left=ours[1] if ours else None,
-                    right=theirs[1] if theirs else None,
+                    left=shown[0],
+                    right=shown[1],
                 )
             )
     return found
 
 
+def _from_difference(left: str | None, right: str | None) -> tuple[str | None, str | None]:
+    """Both texts cut to what is about where they part."""
+    at = 0
+    if left is not None and right is not None:
+        pairs = zip(left, right, strict=False)
+        same = next((n for n, (one, two) in enumerate(pairs) if one != two), len(left))
+        at = max(0, min(same, len(left), len(right)) - BEFORE_CHARS)
+    return _cut(left, at), _cut(right, at)
+
+
+def _cut(text: str | None, at: int) -> str | None:
+    if text is None:
+        return None
+    end = at + TEXT_CHARS
+    return f"{'…' if at else ''}{text[at:end]}{'…' if end < len(text) else ''}"
+
+
 def _said(sample: Sample) -> list[tuple[bytes, str]]:
-    """(what makes a message the same, how it is shown)."""
+    """(what makes a message the same, how it is shown whole)."""
     said: list[tuple[bytes, str]] = []
     for item in said_in(sample):
-        raw = msgspec.json.encode(item.fields())
         fields = item.fields()
         fields.pop("tool_call_id", None)
-        text = raw.decode()
-        shown = text if len(text) <= TEXT_CHARS else f"{text[:TEXT_CHARS]}…"
-        said.append((describe(msgspec.json.encode(fields)).digest, shown))
+        said.append((describe(msgspec.json.encode(fields)).digest, _shown_whole(fields)))
     return said
+
+
+def _shown_whole(fields: dict[str, Any]) -> str:
+    """A message in one text, without the ids of its calls: they differ every time."""
+    content: object = fields.get("content")
+    text = content if isinstance(content, str) else msgspec.json.encode(content).decode()
+    shown = f"{fields.get('role')}: {'' if content is None else text}"
+    calls: list[dict[str, Any]] = fields.get("tool_calls") or []
+    for call in calls:
+        function: dict[str, Any] = call.get("function") or {}
+        shown += f" → {function.get('name')} {function.get('arguments')}"
+    return shown
 
 
 def _tokens(one: Sample, two: Sample) -> list[Difference]:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import typer
 
 from rock.config import read_environment, validated
 from rock.errors import ConfigError, ServiceUnavailable
-from rock.modelservice.backends import policy_for
+from rock.modelservice.backends.config import policies_of
 from rock.modelservice.client.shards import AdminShards
 from rock.modelservice.hosting.fleet import ServiceFleet
 from rock.modelservice.hosting.server import Ready, read_ready, run
@@ -21,6 +23,8 @@ from rock.modelservice.keys import read_keys
 from rock.modelservice.settings import ServiceConfig
 from rock.modelservice.telemetry import logs
 from rock.modelservice.wire import SessionCreated, SessionLimits, SessionSpec
+
+CONNECT_SECONDS = 2.0
 
 
 def service_dir(given: Path | None) -> Path:
@@ -49,7 +53,7 @@ def run_serve(
         return
     if any(folder.glob("shard-*")):
         raise ConfigError(f"{folder} is the state of a service of several shards; use --shards")
-    policies = {name: policy_for(name, api_base=api_base) for name in backends}
+    policies = policies_of(backends, api_base=api_base, file=config.backends_file)
     run(config, policies=policies, on_ready=lambda ready: _announce(folder, ready))
 
 
@@ -86,7 +90,7 @@ def _announce(folder: Path, ready: Ready) -> None:
 def open_session(
     state_dir: Path | None,
     *,
-    backend: str,
+    backend: str | None,
     max_calls: int | None,
     labels: Sequence[str],
     wait_seconds: float,
@@ -110,14 +114,25 @@ async def _create(url: str, key: str, spec: SessionSpec) -> SessionCreated:
 def wait_for_service(folder: Path, *, wait_seconds: float) -> Ready:
     """Where the service with this state directory listens. Raises ServiceUnavailable."""
     until = time.monotonic() + wait_seconds
-    while (ready := read_ready(folder)) is None:
+    while (ready := read_ready(folder)) is None or not _listens(ready.control_url):
         if time.monotonic() >= until:
+            last = f" (the last one there, pid {ready.pid}, was killed)" if ready else ""
             raise ServiceUnavailable(
-                f"no service is running in {folder}; start one with "
+                f"no service is running in {folder}{last}; start one with "
                 f"`rock serve --state-dir {folder}`"
             )
         time.sleep(0.05)
     return ready
+
+
+def _listens(url: str) -> bool:
+    """Whether anybody does: a service that was killed leaves its address behind."""
+    parts = urlsplit(url)
+    try:
+        with socket.create_connection((parts.hostname or "", parts.port or 0), CONNECT_SECONDS):
+            return True
+    except (OSError, ValueError):
+        return False
 
 
 def pairs(given: Sequence[str], option: str) -> dict[str, str]:

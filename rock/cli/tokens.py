@@ -47,6 +47,6 @@ def _describe(sample: Sample, span: SampleSpan) -> str:
         return f"prompt   mask 0  {roles}{calls}"
     mean = statistics.fmean(sample.logprobs[span.start : span.end])
     return (
-        f"[bold]sampled[/]  mask 1  {roles}{calls}, version {span.policy_version}, "
+        f"[bold]sampled[/]  mask 1  {span.part or roles}{calls}, version {span.policy_version}, "
         f"mean log-prob {mean:.3f}, {span.finish_reason}"
     )

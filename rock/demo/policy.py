@@ -25,6 +25,8 @@ from rock.modelservice.wire import (
     Choice,
     Completion,
     Lease,
+    MessageTokens,
+    Part,
     ToolCall,
     ToolFunction,
 )
@@ -99,11 +101,16 @@ class ScriptedSolver:
             finish_reason="tool_calls" if drawn.tool_calls else "stop",
             token_ids=ids,
             logprobs=logprobs,
+            parts=_answer_parts(drawn),
         )
         return Completion(
             lease_id=lease.lease_id,
             choices=[choice],
-            prompt_token_ids=known + _prompt_ids(new),
+            prompt_token_ids=known + [token for ids in _prompt_ids(new) for token in ids],
+            prompt_parts=[
+                MessageTokens(tokens=len(ids), message=place)
+                for place, ids in enumerate(_prompt_ids(new), len(messages) - len(new))
+            ],
             policy_version=self.version,
         )
 
@@ -128,17 +135,31 @@ def _attempt(problem: Problem, *, spoiled: bool) -> AssistantMessage:
 
 def _answer_ids(message: AssistantMessage) -> list[int]:
     """What was sampled after `assistant\\n`: the text, then the calls as JSON, then END."""
-    text = message.content or ""
-    for call in message.tool_calls or []:
-        text += f"\n{call.function.name} {call.function.arguments}"
-    return [*text.encode(), END]
+    return [*b"".join(_spelled(message)), END]
 
 
-def _prompt_ids(messages: list[Any]) -> list[int]:
-    """New messages in the byte vocabulary, and the head of the answer to come."""
-    ids: list[int] = []
+def _spelled(message: AssistantMessage) -> list[bytes]:
+    """The bytes of its text, then of each call."""
+    calls = [call.function for call in message.tool_calls or []]
+    text = (message.content or "").encode()
+    return [text, *(f"\n{call.name} {call.arguments}".encode() for call in calls)]
+
+
+def _answer_parts(message: AssistantMessage) -> list[Part]:
+    text, *calls = map(len, _spelled(message))
+    content = [Part(tokens=text, kind="content")] if text else []
+    made = [
+        Part(tokens=count, kind="tool_call", tool_calls=[number])
+        for number, count in enumerate(calls)
+    ]
+    return [*content, *made, Part(tokens=1, kind="markup")]
+
+
+def _prompt_ids(messages: list[Any]) -> list[list[int]]:
+    """Each new message in the byte vocabulary, and the head of the answer to come."""
+    ids: list[list[int]] = []
     for message in messages:
         content = message.get("content")
         text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
-        ids += [*f"{message['role']}\n{text}".encode(), END]
-    return [*ids, *b"assistant\n"]
+        ids.append([*f"{message['role']}\n{text}".encode(), END])
+    return [*ids, list(b"assistant\n")]

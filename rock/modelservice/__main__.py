@@ -13,7 +13,7 @@ from typing import Any
 
 from rock.config import read_environment, validated
 from rock.errors import RockError
-from rock.modelservice.backends import policy_for
+from rock.modelservice.backends.config import policies_of
 from rock.modelservice.hosting.server import run
 from rock.modelservice.settings import ServiceConfig
 from rock.modelservice.telemetry import logs
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logs.configure(environment.log_level, environment.log_format)
     try:
         config = validated(ServiceConfig, _settings(given), source="command line")
-        policies = {name: policy_for(name, api_base=given.api_base) for name in given.backend}
+        policies = policies_of(given.backend, api_base=given.api_base, file=config.backends_file)
         run(
             config,
             policies=policies,
@@ -49,9 +49,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME=VALUE",
         help="a setting of ServiceConfig, such as agent_port=8000; may be repeated",
     )
-    parser.add_argument(
-        "--backend", action="append", default=[], help="litellm:<model> or openai:<model>"
-    )
+    parser.add_argument("--backend", action="append", default=[], help="such as litellm:MODEL")
     parser.add_argument("--api-base", help="where the backends' models are, if not the default")
     parser.add_argument("--agent-fd", type=int, help="an inherited listening socket for agents")
     parser.add_argument("--control-fd", type=int, help="the same for the control plane")

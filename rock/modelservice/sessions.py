@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from rock.errors import (
@@ -16,6 +16,7 @@ from rock.errors import (
     RockError,
     SessionClosed,
     Unauthorized,
+    shown,
 )
 from rock.modelservice.states import State
 from rock.modelservice.wire import CloseReason, LimitName, SessionSpec, Usage
@@ -202,7 +203,7 @@ class Sessions:
         session = self._by_id.get(SessionId(session_id))
         if session is None:
             self.check_retired(session_id)
-            raise NotFound(f"there is no session {session_id!r}")
+            raise NotFound(f"there is no session {shown(session_id)}")
         return session
 
     def with_key(self, key: str) -> Session:
@@ -228,6 +229,11 @@ class Sessions:
         self._by_id.pop(gone, None)
         self._by_key[key_sha256] = gone
         self._retired[gone] = over
+
+    def count(self, counts: Mapping[State, int]) -> None:
+        """Calls of a session that was never in memory in this run."""
+        for state, count in counts.items():
+            self.totals[state] += count
 
     def forget(self, session_id: str, key_sha256: bytes) -> None:
         """A retired session is gone from the disk too: its key opens nothing."""

@@ -47,7 +47,10 @@ class ServiceConfig(Strict):
         64 * 1024 * 1024, ge=1024, description="Larger requests are refused with 413."
     )
     body_seconds: float = Field(
-        60.0, gt=0, description="A request's body must have arrived after this; else 408."
+        60.0,
+        gt=0,
+        description="A request's body must have arrived after this; else 408. A head that takes "
+        "longer, or a new connection that asks nothing, is closed.",
     )
     peer_timeout_seconds: float = Field(
         60.0,
@@ -85,13 +88,28 @@ class ServiceConfig(Strict):
         (),
         description="Python functions that interceptors may name, `module:function`, comma-separated.",
     )
+    tokenizers: Annotated[tuple[str, ...], BeforeValidator(_split)] = Field(
+        (),
+        description="Tokenizers that answers can be checked with, `NAME=DIRECTORY`, comma-separated.",
+    )
     backend_concurrency: int = Field(
         256, ge=1, description="Calls that each built-in backend works on at the same time."
+    )
+    backends_file: Path | None = Field(
+        None, description="YAML file that describes built-in backends, see docs/backends.md."
+    )
+    default_backend: str = Field(
+        "queue", description="Who answers sessions that choose no backend."
     )
     order: ClaimOrder = Field("round_robin", description="Which waiting call is handed out next.")
     sync: SyncLevel = Field(
         "process",
         description="`process`: acknowledged data survives kill -9; `disk`: a power failure too.",
+    )
+    on_journal_failure: Literal["answer", "exit"] = Field(
+        "answer",
+        description="When the journal can no longer be written: `answer` everything with 503 until "
+        "somebody restarts the service; `exit`, for one that is started again by itself.",
     )
     evict_seconds: float = Field(
         300.0,

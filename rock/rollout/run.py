@@ -13,35 +13,31 @@ needs to know one address, however many runs there are.
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from rock.config import validated
 from rock.errors import ConfigError, ProviderUnavailable
 from rock.modelservice.client.shards import AdminShards
-from rock.modelservice.hosting.supervise import ServiceProcess
+from rock.modelservice.hosting.supervise import ServiceProcess, kept_up
 from rock.rollout.durable import write_atomically
 from rock.rollout.episode import Tools
 from rock.rollout.events import OnEvent, RunEnded, RunStarted, ignore
+from rock.rollout.graders import BUILT_IN
 from rock.rollout.record import encode
 from rock.rollout.report import Report, as_text, report
 from rock.rollout.rundir import RunDir, read_info, read_records
-from rock.rollout.runfile import QUEUE, RunFile, load_run_file
+from rock.rollout.runfile import RunFile, load_run_file
 from rock.rollout.runner import Runner
 from rock.rollout.task import LoadedTask
 from rock.rollout.tasks import load_tasks
 from rock.sandbox.base import Provider
 from rock.sandbox.doctor import choose_provider, providers
-
-log = logging.getLogger(__name__)
-
-MAX_RESTARTS = 5
-"""Crashes of the run's own service after which it stays down, and the run ends with that."""
 
 EXIT_FINISHED = 0
 EXIT_FAILED = 1
@@ -100,7 +96,9 @@ async def run(
     with RunDir.open(where.resolve(), config, source=text) as opened:
         async with AsyncExitStack() as stack:
             chosen = await _provider(stack, config, provider, docker_host)
-            address = service or await stack.enter_async_context(_service(opened.path, config))
+            address = service or await stack.enter_async_context(
+                _service(opened.path, config, _models(config, tasks))
+            )
             admin = await stack.enter_async_context(
                 AdminShards(address.control_url, address.admin_key)
             )
@@ -124,7 +122,8 @@ async def run(
 async def resume(directory: Path, **options: Any) -> RunResult:
     """Go on with the run in `directory`, with the settings it was started with."""
     info = await asyncio.to_thread(read_info, directory)
-    return await run(RunFile.model_validate(info.config), directory=directory, **options)
+    config = validated(RunFile, info.config, source=f"the run in {directory}")
+    return await run(config, directory=directory, **options)
 
 
 def _read(source: Path | RunFile, overrides: Mapping[str, Any] | None) -> tuple[RunFile, bytes]:
@@ -149,6 +148,15 @@ def _refuse_ungraded(config: RunFile, tasks: list[LoadedTask]) -> None:
             )
 
 
+def _models(config: RunFile, tasks: list[LoadedTask]) -> list[str]:
+    """Every backend that the run's ModelService must start: the agents' and the judges'."""
+    names = {config.model}
+    for grader in (config.grader, *(item.task.grader for item in tasks)):
+        if grader is not None:
+            names |= grader.models()
+    return sorted(filter(BUILT_IN.fullmatch, names))
+
+
 async def _provider(
     stack: AsyncExitStack, config: RunFile, given: Provider | None, docker_host: str | None
 ) -> Provider:
@@ -171,36 +179,29 @@ async def _provider(
 
 
 @asynccontextmanager
-async def _service(directory: Path, config: RunFile) -> AsyncGenerator[ServiceAddress, None]:
+async def _service(
+    directory: Path, config: RunFile, backends: Sequence[str]
+) -> AsyncGenerator[ServiceAddress, None]:
     """ModelService for this run alone. One that crashes is started again on the same journal and
     sockets. It ends with the harness, also when that is killed, and the next one starts it again."""
-    backends = [] if config.model == QUEUE else [config.model]
-    settings = config.service.model_dump(exclude_none=True)
-    async with ServiceProcess(
+    given = config.service.model_dump(exclude_defaults=True)
+    settings = {
+        name: ",".join(cast("list[str]", value)) if isinstance(value, list) else value
+        for name, value in given.items()
+    }
+    process = ServiceProcess(
         directory / "service",
         settings=settings,
         backends=backends,
         api_base=config.api_base,
         exit_with_parent=True,
-    ) as process:
-        address = ServiceAddress(
+    )
+    async with kept_up(process):
+        yield ServiceAddress(
             control_url=process.control_url,
             admin_key=process.keys.admin_key,
             attach_path=process.attach_path,
         )
-        watch = asyncio.ensure_future(_restart_after_crashes(process))
-        try:
-            yield address
-        finally:
-            watch.cancel()
-            await asyncio.gather(watch, return_exceptions=True)
-
-
-async def _restart_after_crashes(process: ServiceProcess) -> None:
-    for number in range(1, MAX_RESTARTS + 1):
-        code = await process.wait()
-        log.warning("ModelService ended with code %d; starting it again (%d)", code, number)
-        await process.restart()
 
 
 def _started(opened: RunDir, provider: Provider) -> RunStarted:

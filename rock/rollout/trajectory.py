@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+from msgspec import Raw
 
 from rock.errors import LedgerError
 from rock.modelservice import wire
 from rock.modelservice.client.shards import AdminShards
+from rock.modelservice.graph import stored
+from rock.modelservice.graph.stored_rows import StoredRow, whole_rows
 from rock.rollout.durable import write_atomically
 from rock.rollout.evidence import ANSWERED_STATES, CallSeen, SessionSeen
 from rock.rollout.record import Usage
@@ -40,12 +43,14 @@ async def export(
     Raises `ModelServiceError` or `OSError`.
     """
     trajectory = await admin.trajectory(session_id)
-    await asyncio.to_thread(_store, folder, trajectory)
+    return await asyncio.to_thread(_exported, folder, trajectory, close_reason)
+
+
+def _exported(folder: Path, trajectory: wire.Trajectory, close_reason: str | None) -> Exported:
+    _store(folder, trajectory)
     return Exported(
         session=SessionSeen(
-            close_reason=close_reason,
-            calls=[call_seen(call) for call in trajectory.calls],
-            limit=trajectory.limit,
+            close_reason=close_reason, calls=calls_seen(trajectory.calls), limit=trajectory.limit
         ),
         usage=usage_of(trajectory),
         untrainable=trajectory.untrainable,
@@ -54,21 +59,32 @@ async def export(
 
 def _store(folder: Path, trajectory: wire.Trajectory) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / FILE_NAME, wire.encode(trajectory))
+    write_atomically(folder / FILE_NAME, stored.encode(trajectory))
 
 
-def call_seen(call: wire.TrajectoryCall) -> CallSeen:
-    digest = hashlib.sha256()
-    for message in call.request.messages:
-        digest.update(bytes(message))
-        digest.update(b"\0")
-    return CallSeen(
-        state=call.state,
-        digest=digest.hexdigest(),
-        error=call.error,
-        code=call.error_code,
-        cut_off=call.cut_off,
-    )
+def calls_seen(calls: Iterable[wire.TrajectoryCall]) -> list[CallSeen]:
+    """The calls as evidence; what one asked is a digest. A history is hashed once, not per call."""
+    known: dict[tuple[bytes, int], bytes] = {}
+
+    def digest(messages: Iterable[Raw]) -> str:
+        found = b""
+        for message in messages:
+            key = (found, id(message))
+            if key not in known:
+                known[key] = hashlib.sha256(found + bytes(message)).digest()
+            found = known[key]
+        return found.hex()
+
+    return [
+        CallSeen(
+            state=call.state,
+            digest=digest(call.request.messages),
+            error=call.error,
+            code=call.error_code,
+            cut_off=call.cut_off,
+        )
+        for call in calls
+    ]
 
 
 def usage_of(trajectory: wire.Trajectory) -> Usage:
@@ -98,14 +114,14 @@ def _all_known(values: Iterable[Number | None]) -> list[Number] | None:
 
 
 class _Rows(msgspec.Struct):
-    rows: list[wire.TokenRow]
+    rows: list[StoredRow]
 
 
 def read_rows(folder: Path) -> list[wire.TokenRow]:
     """The token rows of a stored trajectory, none when there is none. Raises `LedgerError`."""
     path = folder / FILE_NAME
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_Rows).rows
+        return whole_rows(msgspec.json.decode(path.read_bytes(), type=_Rows).rows)
     except FileNotFoundError:
         return []
     except msgspec.DecodeError as exc:
@@ -116,7 +132,7 @@ def read_trajectory(folder: Path) -> wire.Trajectory | None:
     """A stored trajectory, None when the attempt ended before there was one. Raises `LedgerError`."""
     path = folder / FILE_NAME
     try:
-        return msgspec.json.decode(path.read_bytes(), type=wire.Trajectory)
+        return stored.decode(path.read_bytes())
     except FileNotFoundError:
         return None
     except msgspec.DecodeError as exc:

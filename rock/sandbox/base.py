@@ -15,53 +15,51 @@ Bytes in are bytes out: nothing is decoded, stripped or joined. Every wait has a
 
 from __future__ import annotations
 
-import enum
+import contextlib
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-DEFAULT_OUTPUT_LIMIT_BYTES = 16 * 1024 * 1024
+from rock.errors import NotSupported
+from rock.sandbox.command import (
+    DEFAULT_KEPT_BYTES,
+    DEFAULT_OUTPUT_LIMIT_BYTES,
+    ExecResult,
+    ExecStatus,
+    Overflow,
+    Process,
+    ProcessInfo,
+    Shell,
+    TerminalSize,
+)
+from rock.sandbox.state import Capability, ResetReceipt, Snapshot
+
+__all__ = [
+    "DEFAULT_OUTPUT_LIMIT_BYTES",
+    "DEFAULT_READ_LIMIT_BYTES",
+    "DEFAULT_TREE_LIMIT_BYTES",
+    "DEFAULT_TREE_LIMIT_ENTRIES",
+    "Availability",
+    "ExecResult",
+    "ExecStatus",
+    "Limits",
+    "Mount",
+    "Process",
+    "ProcessInfo",
+    "Provider",
+    "Sandbox",
+    "SandboxSpec",
+    "Shell",
+    "TerminalSize",
+]
+
 DEFAULT_READ_LIMIT_BYTES = 64 * 1024 * 1024
 DEFAULT_TREE_LIMIT_BYTES = 1024**3
 DEFAULT_TREE_LIMIT_ENTRIES = 100_000
-
-
-class ExecStatus(enum.StrEnum):
-    """How a command ended."""
-
-    EXITED = "exited"
-    SIGNALED = "signaled"
-    TIMED_OUT = "timed_out"
-    OOM_KILLED = "oom_killed"
-    OUTPUT_LIMIT = "output_limit"
-    SANDBOX_DIED = "sandbox_died"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecResult:
-    """What a command did. Output is partial when the status is not `exited` or `signaled`.
-
-    `stdout` and `stderr` hold at most the output limit each; `stdout_bytes` and `stderr_bytes` count
-    everything that was written. `exit_code` is set only for `exited`, `signal` only for `signaled`.
-    """
-
-    status: ExecStatus
-    exit_code: int | None
-    signal: int | None
-    stdout: bytes
-    stderr: bytes
-    stdout_bytes: int
-    stderr_bytes: int
-    duration_seconds: float
-
-    @property
-    def ok(self) -> bool:
-        """True if the command ran to its end with exit code 0."""
-        return self.status is ExecStatus.EXITED and self.exit_code == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,13 +136,92 @@ class Sandbox(ABC):
         user: str | None = None,
         stdin: bytes = b"",
         output_limit_bytes: int = DEFAULT_OUTPUT_LIMIT_BYTES,
+        overflow: Overflow = "kill",
     ) -> ExecResult:
         """Run `argv` (no shell) and wait for it; then nothing that it started is left.
 
-        On a timeout or at the output limit everything the command started is killed first. `env` is
-        laid over the spec's. Raises `CommandNotFound`, `CommandRefused`, `BadWorkdir`, `BadUser`,
-        `SandboxDied`.
+        On a timeout or at the output limit everything the command started is killed first; with
+        `overflow="truncate"` it goes on, and the middle of its output is left out. `env` is laid over
+        the spec's. Raises `CommandNotFound`, `CommandRefused`, `BadWorkdir`, `BadUser`, `SandboxDied`.
         """
+
+    @abstractmethod
+    async def spawn(
+        self,
+        argv: Sequence[str | bytes],
+        *,
+        timeout_seconds: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        stdin: bytes | None = b"",
+        terminal: TerminalSize | None = None,
+        streamed: bool = False,
+        output_limit_bytes: int = DEFAULT_KEPT_BYTES,
+        overflow: Overflow = "truncate",
+    ) -> Process:
+        """Start `argv` and return once it runs; it ends with the sandbox at the latest.
+
+        `stdin=None` leaves stdin open for `Process.write`. `terminal` runs it on a terminal of that
+        size. `streamed` makes `Process.events` deliver its output, which then must be read. The last
+        hundred processes stay in `processes` when they have ended. Raises what `exec` does.
+        """
+
+    @property
+    @abstractmethod
+    def processes(self) -> Mapping[str, Process]:
+        """What `spawn` and `stream` started, by id, oldest first."""
+
+    @contextlib.asynccontextmanager
+    async def stream(
+        self,
+        argv: Sequence[str | bytes],
+        *,
+        timeout_seconds: float,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        stdin: bytes | None = b"",
+        terminal: TerminalSize | None = None,
+        output_limit_bytes: int = DEFAULT_KEPT_BYTES,
+        overflow: Overflow = "truncate",
+    ) -> AsyncGenerator[Process]:
+        """A command whose output is read while it runs; leaving the block ends it.
+
+        async with sandbox.stream(["make"], timeout_seconds=600) as process:
+            async for output in process.events():
+                ...
+            result = await process.wait()
+        """
+        process = await self.spawn(
+            argv,
+            timeout_seconds=timeout_seconds,
+            cwd=cwd,
+            env=env,
+            user=user,
+            stdin=stdin,
+            terminal=terminal,
+            streamed=True,
+            output_limit_bytes=output_limit_bytes,
+            overflow=overflow,
+        )
+        async with process:
+            yield process
+
+    @abstractmethod
+    async def shell(
+        self,
+        *,
+        program: str | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+    ) -> Shell:
+        """A shell to run scripts in one after the other: bash if there is one, else sh."""
+
+    @abstractmethod
+    async def list_processes(self) -> list[ProcessInfo]:
+        """What runs inside now, the helper's own processes included. Needs nothing of the image."""
 
     @abstractmethod
     async def read_file(self, path: str, *, max_bytes: int = DEFAULT_READ_LIMIT_BYTES) -> bytes:
@@ -181,6 +258,43 @@ class Sandbox(ABC):
         `port=0` picks a free one: read it from `getsockname()`.
         """
 
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """What this sandbox can do and enforces, beyond the methods above. Never more than is true."""
+        return frozenset()
+
+    @property
+    def not_enforced(self) -> tuple[str, ...]:
+        """What the spec asks for and this machine does not enforce, in words."""
+        return ()
+
+    async def reset(self) -> ResetReceipt:
+        """Back to how it was when it was created, as fast as this machine can; with a receipt.
+
+        Commands still running end as `signaled`. Raises `SandboxError` if it cannot be done at all;
+        the sandbox is then of no more use.
+        """
+        raise NotSupported("reset: this provider makes a new sandbox instead")
+
+    async def snapshot(self) -> Snapshot:
+        """Keep the files as they are now. Raises `SandboxBusy` while a command runs, `NotSupported`."""
+        raise NotSupported("snapshot: this provider keeps no states")
+
+    async def restore(self, snapshot: Snapshot) -> ResetReceipt:
+        """Like `reset`, but back to `snapshot`, which must be of a sandbox made of the same."""
+        raise NotSupported("restore: this provider keeps no states")
+
+    async def pause(self) -> None:
+        """Stop every process where it is; until `resume` the sandbox raises `SandboxBusy`.
+
+        The time-outs of commands go on meanwhile. Safe to call twice.
+        """
+        raise NotSupported("pause: this provider cannot stop processes")
+
+    async def resume(self) -> None:
+        """Let the processes go on. Safe to call twice."""
+        raise NotSupported("resume: this provider cannot stop processes")
+
     @abstractmethod
     async def stop(self) -> None:
         """End every process of the sandbox and remove its files. Safe to call twice."""
@@ -207,8 +321,29 @@ class Provider(ABC):
         """Try what this provider needs, for real, and say what works."""
 
     @abstractmethod
-    async def create(self, spec: SandboxSpec) -> Sandbox:
-        """A running sandbox. Whatever a failed start had made is removed before it raises."""
+    async def create(self, spec: SandboxSpec, *, snapshot: Snapshot | None = None) -> Sandbox:
+        """A running sandbox. Whatever a failed start had made is removed before it raises.
+
+        With `snapshot`, of this provider and a sandbox of the same spec, it starts from those files.
+        """
+
+    async def fork(self, sandbox: Sandbox, count: int = 1) -> list[Sandbox]:
+        """`count` new sandboxes that start from the files of `sandbox` as they are now.
+
+        Raises what `snapshot` and `create` raise; then none of them is left.
+        """
+        snapshot = await sandbox.snapshot()
+        made: list[Sandbox] = []
+        try:
+            for _ in range(count):
+                made.append(await self.create(sandbox.spec, snapshot=snapshot))
+        except BaseException:
+            for other in made:
+                await other.stop()
+            raise
+        finally:
+            snapshot.release()
+        return made
 
     @abstractmethod
     async def close(self) -> None:

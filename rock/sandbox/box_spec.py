@@ -17,7 +17,8 @@ from rock.sandbox.base import SandboxSpec
 from rock.sandbox.channel_sandbox import AGENT_HOME, AGENT_NAME, AGENT_UID
 
 HOSTNAME = "sandbox"
-DEV_BYTES = 64 * 1024 * 1024
+DEV_BYTES = 64 * 1024
+SHM_BYTES = 64 * 1024 * 1024
 ROOT_INODES = 1_000_000
 _RANGE_START = 0x70000000
 _RANGE_IDS = 65536
@@ -31,7 +32,6 @@ class StepKind(enum.IntEnum):
     FILE = ord("F")
     LINK = ord("L")
     TMPFS = ord("T")
-    OVERLAY = ord("O")
     BIND = ord("B")
 
 
@@ -134,7 +134,7 @@ def _image_step(image: str) -> Step:
 
 def host_steps(resolv_conf: str) -> list[Step]:
     steps = [
-        Step(StepKind.OVERLAY, entry.path, entry.path)
+        Step(StepKind.BIND, entry.path, entry.path, BIND_READ_ONLY)
         if entry.link_to is None
         else Step(StepKind.LINK, entry.path, entry.link_to)
         for entry in host_view.system_entries()
@@ -153,7 +153,7 @@ def host_steps(resolv_conf: str) -> list[Step]:
 
 def _device_steps() -> list[Step]:
     steps = [Step(StepKind.TMPFS, "/dev", str(DEV_BYTES), 0o755)]
-    steps += [Step(StepKind.DIR, "/dev/shm", mode=0o1777)]
+    steps += [Step(StepKind.TMPFS, "/dev/shm", str(SHM_BYTES), 0o1777)]
     steps += [
         Step(StepKind.BIND, f"/dev/{name}", f"/dev/{name}", BIND_DEVICE)
         for name in host_view.DEVICES

@@ -12,7 +12,7 @@ import asyncio
 import errno
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -26,8 +26,10 @@ from rock.errors import (
     SandboxFileError,
 )
 from rock.sandbox import frames, transfer
-from rock.sandbox.execution import Executed, execute
+from rock.sandbox.command import ProcessInfo
+from rock.sandbox.execution import Executed, Execution, Sink
 from rock.sandbox.frames import ExecRequest, Frame, FrameType, Refusal, Stage
+from rock.sandbox.mux import MuxConnector, Refused
 
 KILL_GRACE_SECONDS = 15.0
 """The helper takes up to 10 seconds to end an obstinate command; then it is presumed dead."""
@@ -105,56 +107,137 @@ def refused(refusal: Refusal, what: str) -> SandboxError:
             return CommandRefused(f"{what}: {refusal.text} ({reason})")
         case Stage.FILE:
             return SandboxFileError(f"{what}: {reason}")
-        case Stage.REQUEST | Stage.LISTEN:
+        case Stage.REQUEST | Stage.LISTEN | Stage.LAYER:
             return SandboxError(f"{what}: {refusal.text} ({reason})")
 
 
-class Channel:
-    """Requests to one helper. Safe to use from many tasks of one event loop."""
+def _program(request: ExecRequest) -> str:
+    return os.fsdecode(request.argv[0]) if request.argv else "(empty command)"
 
-    def __init__(self, connect: Connector) -> None:
+
+def _refused_command(request: ExecRequest, body: bytes) -> SandboxError:
+    refusal = frames.parse_refusal(body)
+    what = _program(request)
+    if refusal.stage is Stage.CWD:
+        what = f"working directory {os.fsdecode(request.cwd)}"
+    if refusal.stage is Stage.USER:
+        what = f"user {os.fsdecode(request.user)}"
+    return refused(refusal, what)
+
+
+class Channel:
+    """Requests to one helper. Safe to use from many tasks of one event loop.
+
+    With a `MuxConnector` nothing is asked of the helper that would make it pass a descriptor.
+    """
+
+    def __init__(
+        self,
+        connect: Connector | MuxConnector,
+        *,
+        silence_seconds: float = KILL_GRACE_SECONDS,
+    ) -> None:
         self._connector = connect
+        self._relay = connect if isinstance(connect, MuxConnector) else None
+        self.silence_seconds = silence_seconds
+        """How long after a command's own time its end may still come."""
 
     async def ping(self) -> int:
         """The helper's protocol version. Raises `SandboxDied` also for one that we do not speak."""
-        frame, _ = await self._call(FrameType.PING, b"", "ping")
+        frame, _ = await self.call(FrameType.PING, b"", "ping")
         version, _ = frames.take_u32(frame.body, 0)
         if version != frames.PROTOCOL_VERSION:
             raise SandboxDied(f"the helper speaks version {version}, not {frames.PROTOCOL_VERSION}")
         return version
 
     async def exec(
-        self, request: ExecRequest, *, stdin: bytes, output_limit_bytes: int
+        self,
+        request: ExecRequest,
+        *,
+        stdin: bytes = b"",
+        kept_bytes: int,
+        kill_over_bytes: int | None = None,
     ) -> Executed:
         """Run one command to its end. Raises what `Sandbox.exec` does, except for its results."""
-        what = os.fsdecode(request.argv[0]) if request.argv else "(empty command)"
+        execution = await self._begin(
+            request, kept_bytes=kept_bytes, kill_over_bytes=kill_over_bytes, stdin=stdin
+        )
+        try:
+            executed = await execution.finish(request.timeout_ms / 1000 + self.silence_seconds)
+        finally:
+            execution.close()
+        if executed.reply is not None and executed.reply.type is FrameType.ERROR:
+            raise _refused_command(request, executed.reply.body)
+        return executed
+
+    async def start(
+        self,
+        request: ExecRequest,
+        *,
+        kept_bytes: int,
+        kill_over_bytes: int | None = None,
+        stdin: bytes | None = b"",
+        status: Sink | None = None,
+        held: bool = False,
+    ) -> tuple[Execution, int]:
+        """A command that runs, and its pid in the sandbox; the request must have `ANNOUNCE`."""
+        execution = await self._begin(
+            request,
+            kept_bytes=kept_bytes,
+            kill_over_bytes=kill_over_bytes,
+            stdin=stdin,
+            status=status,
+            held=held,
+        )
+        try:
+            frame = await execution.started(_CALL_SECONDS)
+            if frame is not None and frame.type is FrameType.ERROR:
+                raise _refused_command(request, frame.body)
+            if frame is None or frame.type is not FrameType.STARTED:
+                raise SandboxDied(f"{_program(request)}: the sandbox went before it ran")
+            return execution, frames.take_u32(frame.body, 0)[0]
+        except BaseException:  # whatever it was, also a cancellation, nothing may be left
+            execution.close()
+            raise
+
+    async def _begin(
+        self,
+        request: ExecRequest,
+        *,
+        kept_bytes: int,
+        kill_over_bytes: int | None,
+        stdin: bytes | None = b"",
+        status: Sink | None = None,
+        held: bool = False,
+    ) -> Execution:
         try:
             encoded = frames.encode(FrameType.EXEC, request.encode())
         except ValueError as exc:
-            raise CommandRefused(f"{what}: {exc}") from exc
-        conn = await self._connect()
+            raise CommandRefused(f"{_program(request)}: {exc}") from exc
+        execution = Execution(
+            await self._connect(),
+            kept_bytes=kept_bytes,
+            kill_over_bytes=kill_over_bytes,
+            stdin=stdin,
+            status=status,
+            held=held,
+        )
         try:
-            executed = await execute(
-                conn,
-                encoded,
-                stdin=stdin,
-                output_limit_bytes=output_limit_bytes,
-                bound_seconds=request.timeout_ms / 1000 + KILL_GRACE_SECONDS,
-            )
-        finally:
-            conn.close()
-        if executed.reply is not None and executed.reply.type is FrameType.ERROR:
-            refusal = frames.parse_refusal(executed.reply.body)
-            if refusal.stage is Stage.CWD:
-                what = f"working directory {os.fsdecode(request.cwd)}"
-            if refusal.stage is Stage.USER:
-                what = f"user {os.fsdecode(request.user)}"
-            raise refused(refusal, what)
-        return executed
+            await execution.start(encoded)
+        except BaseException:  # a cancellation: the helper ends what it has been told of
+            execution.close()
+            raise
+        return execution
 
     async def read_file(self, path: bytes, *, max_bytes: int) -> bytes:
         what = f"read {os.fsdecode(path)}"
-        fd = await self._open(FrameType.READ, frames.text(path), what)
+        if self._relay is not None:
+            request = frames.text(path) + frames.u32(1)
+            data = await self._transfer(
+                lambda conn: transfer.get_file(conn, request, max_bytes, _refuse(what))
+            )
+            return _at_most(data, max_bytes, what)
+        fd = await self.open(FrameType.READ, frames.text(path) + frames.u32(0), what)
         try:
             size = os.fstat(fd).st_size
             if size > max_bytes:
@@ -164,13 +247,16 @@ class Channel:
             raise SandboxFileError(f"{what}: {exc.strerror}") from exc
         finally:
             os.close(fd)
-        if len(data) > max_bytes:
-            raise SandboxFileError(f"{what}: it is over {max_bytes} bytes")
-        return data
+        return _at_most(data, max_bytes, what)
 
     async def write_file(self, path: bytes, data: bytes, *, mode: int, owner: bytes) -> None:
         what = f"write {os.fsdecode(path)}"
         body = frames.text(path) + frames.u32(mode & 0o777) + frames.text(owner)
+        if self._relay is not None:
+            request = body + frames.u32(1)
+            await self._transfer(lambda conn: transfer.put_file(conn, request, data, _refuse(what)))
+            return
+        body += frames.u32(0)
         conn = await self._connect()
         try:
             _, fd = await self._ask(conn, frames.encode(FrameType.WRITE, body), what)
@@ -187,20 +273,16 @@ class Channel:
     async def make_directory(self, path: bytes, *, mode: int, owner: bytes) -> None:
         """Make a directory and its parents; it gets this mode and owner even if it was there."""
         body = frames.text(path) + frames.u32(mode) + frames.text(owner)
-        await self._call(FrameType.MKDIR, body, f"make directory {os.fsdecode(path)}")
+        await self.call(FrameType.MKDIR, body, f"make directory {os.fsdecode(path)}")
 
     async def upload(self, source: Path, target: bytes, *, owner: bytes) -> None:
-        def refuse(body: bytes) -> SandboxError:
-            return refused(frames.parse_refusal(body), f"upload to {os.fsdecode(target)}")
-
+        refuse = _refuse(f"upload to {os.fsdecode(target)}")
         await self._transfer(lambda conn: transfer.put_tree(conn, source, target, owner, refuse))
 
     async def download(
         self, source: bytes, target: Path, *, max_bytes: int, max_entries: int
     ) -> None:
-        def refuse(body: bytes) -> SandboxError:
-            return refused(frames.parse_refusal(body), f"download {os.fsdecode(source)}")
-
+        refuse = _refuse(f"download {os.fsdecode(source)}")
         await self._transfer(
             lambda conn: transfer.get_tree(
                 conn, source, target, max_bytes=max_bytes, max_entries=max_entries, refuse=refuse
@@ -209,12 +291,39 @@ class Channel:
 
     async def listen(self, port: int) -> socket.socket:
         """A listening socket on 127.0.0.1 of the sandbox; non-blocking, owned by the caller."""
-        fd = await self._open(FrameType.LISTEN, frames.u32(port), f"listen on port {port}")
+        if self._relay is not None:
+            mux = await self._relay.ready()
+            try:
+                return await mux.listen(port)
+            except Refused as exc:
+                raise refused(
+                    frames.parse_refusal(exc.frame.body), f"listen on port {port}"
+                ) from exc
+        fd = await self.open(FrameType.LISTEN, frames.u32(port), f"listen on port {port}")
         listener = socket.socket(fileno=fd)
         listener.setblocking(False)
         return listener
 
+    async def list_processes(self) -> list[ProcessInfo]:
+        frame, _ = await self.call(FrameType.LOOK, b"", "list processes")
+        try:
+            return frames.parse_processes(frame.body)
+        except frames.ProtocolError as exc:
+            raise SandboxDied(f"list processes: {exc}") from exc
+
+    async def tunnel(self) -> socket.socket:
+        """A connection that carries many; whoever owns it speaks as `mux.Mux` does."""
+        conn = await self._connect()
+        try:
+            await asyncio.get_running_loop().sock_sendall(conn, frames.encode(FrameType.MUX))
+        except OSError as exc:
+            conn.close()
+            raise SandboxDied(f"the sandbox is gone: {exc}") from exc
+        return conn
+
     async def _connect(self) -> socket.socket:
+        if self._relay is not None:
+            await self._relay.ready()
         try:
             async with asyncio.timeout(_CALL_SECONDS):
                 while True:
@@ -227,25 +336,38 @@ class Channel:
         except OSError as exc:
             raise SandboxDied(f"the sandbox is gone: {exc.strerror}") from exc
 
-    async def _open(self, kind: FrameType, body: bytes, what: str) -> int:
-        _, fd = await self._call(kind, body, what)
+    async def open(self, kind: FrameType, body: bytes, what: str) -> int:
+        """The descriptor that answers a request, owned by the caller."""
+        _, fd = await self.call(kind, body, what)
         if fd < 0:
             raise SandboxDied(f"{what}: the helper sent no descriptor")
         return fd
 
-    async def _call(self, kind: FrameType, body: bytes, what: str) -> tuple[Frame, int]:
+    async def call(
+        self, kind: FrameType, body: bytes, what: str, *, descriptors: Sequence[int] = ()
+    ) -> tuple[Frame, int]:
+        """One request on a connection of its own; the reply and its descriptor (-1: none).
+
+        Raises `SandboxDied`, and the error of what the helper refuses, which is told as `what`.
+        """
         conn = await self._connect()
         try:
-            return await self._ask(conn, frames.encode(kind, body), what)
+            return await self._ask(conn, frames.encode(kind, body), what, descriptors)
         finally:
             conn.close()
 
-    async def _ask(self, conn: socket.socket, request: bytes, what: str) -> tuple[Frame, int]:
+    async def _ask(
+        self, conn: socket.socket, request: bytes, what: str, descriptors: Sequence[int] = ()
+    ) -> tuple[Frame, int]:
         """One request, one reply and its descriptor (-1: none). Raises what the reply refuses."""
         fd = -1
         try:
             async with asyncio.timeout(_CALL_SECONDS):
-                await asyncio.get_running_loop().sock_sendall(conn, request)
+                # The first bytes of a new connection never block; descriptors travel with them.
+                done = socket.send_fds(conn, [request], descriptors) if descriptors else 0
+                if done < len(request):
+                    rest = memoryview(request)[done:]
+                    await asyncio.get_running_loop().sock_sendall(conn, rest)
                 frame, fd = await _receive(conn)
         except TimeoutError as exc:
             raise SandboxDied(f"{what}: no answer in {_CALL_SECONDS:.0f} seconds") from exc
@@ -257,13 +379,25 @@ class Channel:
             raise SandboxDied(f"{what}: the helper's process was killed")
         return frame, fd
 
-    async def _transfer(self, work: Callable[[socket.socket], None]) -> None:
+    async def _transfer(self, work: Callable[[socket.socket], T]) -> T:
         """Run blocking `work` in a thread; cancellation cuts its connection, then waits for it."""
         conn = await self._connect()
         try:
-            await _in_thread(lambda: work(conn), on_cancel=lambda: conn.shutdown(socket.SHUT_RDWR))
+            return await _in_thread(
+                lambda: work(conn), on_cancel=lambda: conn.shutdown(socket.SHUT_RDWR)
+            )
         finally:
             conn.close()
+
+
+def _refuse(what: str) -> Callable[[bytes], SandboxError]:
+    return lambda body: refused(frames.parse_refusal(body), what)
+
+
+def _at_most(data: bytes, max_bytes: int, what: str) -> bytes:
+    if len(data) > max_bytes:
+        raise SandboxFileError(f"{what}: it is over {max_bytes} bytes")
+    return data
 
 
 async def _receive(conn: socket.socket) -> tuple[Frame, int]:

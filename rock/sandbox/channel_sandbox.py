@@ -11,38 +11,64 @@ import logging
 import os
 import posixpath
 import resource
+import secrets
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+import weakref
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
-from rock.errors import CommandRefused, SandboxDied, SandboxFileError
+from rock.errors import (
+    CommandRefused,
+    SandboxDied,
+    SandboxFileError,
+)
 from rock.sandbox import frames
 from rock.sandbox.base import (
-    DEFAULT_OUTPUT_LIMIT_BYTES,
     DEFAULT_READ_LIMIT_BYTES,
     DEFAULT_TREE_LIMIT_BYTES,
     DEFAULT_TREE_LIMIT_ENTRIES,
-    ExecResult,
-    ExecStatus,
     Limits,
-    Sandbox,
     SandboxSpec,
 )
-from rock.sandbox.channel import Channel
-from rock.sandbox.ending import to_the_end
-from rock.sandbox.execution import Executed
-from rock.sandbox.frames import EndKind, ExecRequest, FrameType
+from rock.sandbox.channel_process import ChannelProcess
+from rock.sandbox.channel_shell import ChannelShell
+from rock.sandbox.command import (
+    DEFAULT_KEPT_BYTES,
+    DEFAULT_OUTPUT_LIMIT_BYTES,
+    Death,
+    DeathCause,
+    ExecResult,
+    ExecStatus,
+    Overflow,
+    Process,
+    ProcessInfo,
+    Shell,
+    TerminalSize,
+)
+from rock.sandbox.execution import Executed, Execution, Sink
+from rock.sandbox.frames import NO_FLAGS, EndKind, ExecFlag, ExecRequest, FrameType
+from rock.sandbox.state import Snapshot
+from rock.sandbox.stateful import (
+    NOTHING_ENFORCED,
+    Box,
+    Enforced,
+    Replacement,
+    StatefulSandbox,
+)
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 AGENT_UID = 1000
 AGENT_NAME = "agent"
 AGENT_HOME = "/home/agent"
 _MAX_TIMEOUT_SECONDS = 40 * 24 * 3600.0
+_KEPT_PROCESSES = 100
 _EXIT_CODE_OF_A_KILLED_CHILD = 128 + signal.SIGKILL
 _ROOT = ("root", "0")
 
@@ -71,33 +97,36 @@ def common_rlimits(limits: Limits) -> tuple[tuple[int, int], ...]:
     return tuple(pairs)
 
 
-class ChannelSandbox(Sandbox):
-    """A running sandbox behind a channel. `remove` ends the box and frees what the provider made."""
+class ChannelSandbox(StatefulSandbox):
+    """A running sandbox behind a channel. `remove` ends the box and frees what the provider made.
+
+    `diagnose` is asked why a box that should be there does not answer; it bounds its own waits.
+    """
 
     def __init__(
         self,
-        sandbox_id: str,
+        box: Box,
         spec: SandboxSpec,
-        channel: Channel,
         *,
-        remove: Callable[[], Awaitable[None]],
         rlimits: Sequence[tuple[int, int]] = (),
         identity: Identity | None = None,
         variables: Mapping[str, str] | None = None,
+        enforced: Enforced = NOTHING_ENFORCED,
+        replacement: Replacement | None = None,
     ) -> None:
-        self.id = sandbox_id
-        self.spec = spec
-        self.channel = channel
+        super().__init__(box, spec, enforced, replacement)
         self.identity = identity if identity and spec.user is None else identity_of(spec)
-        self._variables = dict(variables or {})
-        self._remove = remove
-        self._rlimits = tuple(rlimits)
-        self._stopping: asyncio.Task[None] | None = None
+        self.variables = dict(variables or {})
+        """Of the image; the spec's are laid over them."""
+        self.rlimits = tuple(rlimits)
+        self._processes: dict[str, ChannelProcess] = {}
+        self._shells: weakref.WeakSet[ChannelShell] = weakref.WeakSet()
 
-    async def prepare(self) -> None:
-        """Check that the helper answers, and make the home and working directories."""
+    async def prepare(self, snapshot: Snapshot | None = None) -> None:
+        """Check that the helper answers, and make the home and working directories; or what was kept."""
         owner = os.fsencode(self.identity.user)
         await self.channel.ping()
+        await self.state.begin()
         await self.channel.make_directory(b"/tmp", mode=0o1777, owner=b"")
         mounted = {mount.target.rstrip("/") for mount in self.spec.mounts}
         for path in (self.identity.home, self.spec.workdir):
@@ -105,6 +134,7 @@ class ChannelSandbox(Sandbox):
                 continue  # a host directory keeps its owner and mode
             await self.channel.make_directory(self._path(path), mode=0o755, owner=owner)
         await self._name_agent()
+        await self.state.seal(snapshot)
 
     async def exec(
         self,
@@ -116,38 +146,163 @@ class ChannelSandbox(Sandbox):
         user: str | None = None,
         stdin: bytes = b"",
         output_limit_bytes: int = DEFAULT_OUTPUT_LIMIT_BYTES,
+        overflow: Overflow = "kill",
     ) -> ExecResult:
+        flags = ExecFlag.STDIN if stdin else NO_FLAGS
+        request = self._request(argv, timeout_seconds, cwd, env, user, flags)
+        started = time.monotonic()
+        executed = await self._explained(
+            self.channel.exec(
+                request,
+                stdin=stdin,
+                kept_bytes=output_limit_bytes,
+                kill_over_bytes=output_limit_bytes if overflow == "kill" else None,
+            )
+        )
+        return await self._result(executed, time.monotonic() - started)
+
+    async def spawn(
+        self,
+        argv: Sequence[str | bytes],
+        *,
+        timeout_seconds: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        stdin: bytes | None = b"",
+        terminal: TerminalSize | None = None,
+        streamed: bool = False,
+        output_limit_bytes: int = DEFAULT_KEPT_BYTES,
+        overflow: Overflow = "truncate",
+    ) -> Process:
+        flags = ExecFlag.ANNOUNCE
+        if terminal is not None:
+            flags |= ExecFlag.TERMINAL
+            env = {"TERM": "xterm-256color", **(env or {})}
+        if stdin is None or stdin or terminal is not None:
+            flags |= ExecFlag.STDIN
+        seconds = _MAX_TIMEOUT_SECONDS if timeout_seconds is None else timeout_seconds
+        request = self._request(argv, seconds, cwd, env, user, flags, terminal)
+        execution, pid = await self._explained(
+            self.channel.start(
+                request,
+                kept_bytes=output_limit_bytes,
+                kill_over_bytes=output_limit_bytes if overflow == "kill" else None,
+                stdin=None if terminal is not None and not stdin else stdin,
+                held=streamed,
+            )
+        )
+        process = ChannelProcess(
+            secrets.token_hex(4),
+            tuple(request.argv),
+            pid,
+            execution,
+            streamed=streamed,
+            bound_seconds=seconds + self.channel.silence_seconds,
+            result_of=self._result,
+        )
+        self._processes[process.id] = process
+        self._forget_old_processes()
+        return process
+
+    @property
+    def processes(self) -> Mapping[str, Process]:
+        return dict(self._processes)
+
+    def _forget_old_processes(self) -> None:
+        ended = [key for key, process in self._processes.items() if not process.running]
+        for key in ended[: max(0, len(ended) - _KEPT_PROCESSES)]:
+            del self._processes[key]
+
+    async def shell(
+        self,
+        *,
+        program: str | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+    ) -> Shell:
+        async def start(argv: tuple[str, ...], status: Sink) -> Execution:
+            flags = ExecFlag.SHELL | ExecFlag.ANNOUNCE
+            variables = {"TERM": "dumb", **(env or {})}
+            request = self._request(argv, _MAX_TIMEOUT_SECONDS, cwd, variables, user, flags)
+            execution, _ = await self.channel.start(request, kept_bytes=0, status=status)
+            return execution
+
+        shell = ChannelShell(start, self._result)
+        await self._explained(shell.open(program))
+        self._shells.add(shell)
+        return shell
+
+    async def _explained(self, work: Awaitable[T]) -> T:
+        """`work`; if the box is gone, why."""
+        try:
+            return await work
+        except SandboxDied as exc:
+            death = await self.death()
+            raise SandboxDied(f"{exc.message}: {death.detail}", cause=death.cause) from exc
+
+    async def death(self) -> Death:
+        """Why the box does not answer, asked when it does not."""
+        if self._stopping is not None:
+            return Death(DeathCause.STOPPED, "it was stopped")
+        return await self.box.diagnose()
+
+    async def _result(
+        self, executed: Executed, elapsed_seconds: float, was_killed: bool = False
+    ) -> ExecResult:
+        result = result_of(executed, elapsed_seconds, was_killed)
+        if result.status is ExecStatus.SANDBOX_DIED:
+            return replace(result, death=await self.death())
+        return result
+
+    def _request(
+        self,
+        argv: Sequence[str | bytes],
+        timeout_seconds: float,
+        cwd: str | None,
+        env: Mapping[str, str] | None,
+        user: str | None,
+        flags: ExecFlag,
+        terminal: TerminalSize | None = None,
+    ) -> ExecRequest:
         self._check_running()
         if not argv or not argv[0]:
             raise CommandRefused("argv: got an empty command, expected a program and its arguments")
         if not 0 < timeout_seconds <= _MAX_TIMEOUT_SECONDS:
             raise CommandRefused(f"timeout_seconds: got {timeout_seconds}, expected more than 0")
-        request = ExecRequest(
+        size = terminal or TerminalSize(0, 0)
+        if not (0 <= size.rows < 65536 and 0 <= size.columns < 65536):
+            raise CommandRefused(f"terminal: got {size}, expected numbers below 65536")
+        return ExecRequest(
             argv=[_encoded("argv", argument) for argument in argv],
             env=self._environment(env or {}, user),
             cwd=self._path(cwd or self.spec.workdir),
             user=os.fsencode(user or self.identity.user),
             timeout_ms=max(1, round(timeout_seconds * 1000)),
-            has_stdin=bool(stdin),
-            limits=self._rlimits,
+            flags=flags,
+            rows=size.rows,
+            columns=size.columns,
+            limits=self.rlimits,
         )
-        started = time.monotonic()
-        executed = await self.channel.exec(
-            request, stdin=stdin, output_limit_bytes=output_limit_bytes
-        )
-        return _result(executed, time.monotonic() - started)
+
+    async def list_processes(self) -> list[ProcessInfo]:
+        self._check_running()
+        return await self._explained(self.channel.list_processes())
 
     async def read_file(self, path: str, *, max_bytes: int = DEFAULT_READ_LIMIT_BYTES) -> bytes:
         self._check_running()
-        return await self.channel.read_file(self._path(path), max_bytes=max_bytes)
+        return await self._explained(self.channel.read_file(self._path(path), max_bytes=max_bytes))
 
     async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         self._check_running()
-        await self.channel.write_file(self._path(path), data, mode=mode, owner=self._owner)
+        await self._explained(
+            self.channel.write_file(self._path(path), data, mode=mode, owner=self._owner)
+        )
 
     async def upload(self, source: Path, target: str) -> None:
         self._check_running()
-        await self.channel.upload(source, self._path(target), owner=self._owner)
+        await self._explained(self.channel.upload(source, self._path(target), owner=self._owner))
 
     async def download(
         self,
@@ -158,29 +313,23 @@ class ChannelSandbox(Sandbox):
         max_entries: int = DEFAULT_TREE_LIMIT_ENTRIES,
     ) -> None:
         self._check_running()
-        await self.channel.download(
-            self._path(source), target, max_bytes=max_bytes, max_entries=max_entries
+        await self._explained(
+            self.channel.download(
+                self._path(source), target, max_bytes=max_bytes, max_entries=max_entries
+            )
         )
 
     async def listen(self, port: int = 0) -> socket.socket:
         self._check_running()
-        return await self.channel.listen(port)
+        return await self._explained(self.channel.listen(port))
 
-    async def stop(self) -> None:
-        if self._stopping is None:
-            self._stopping = asyncio.ensure_future(self._remove())
-        await to_the_end(self._join(self._stopping))
-
-    async def _join(self, stopping: asyncio.Future[None]) -> None:
-        await stopping
+    async def notice_end(self) -> None:
+        ends = [process.wait() for process in self._processes.values() if process.running]
+        await asyncio.gather(*ends, *(shell.close() for shell in self._shells))
 
     @property
     def _owner(self) -> bytes:
         return os.fsencode(self.identity.user)
-
-    def _check_running(self) -> None:
-        if self._stopping is not None:
-            raise SandboxDied(f"sandbox {self.id} was stopped")
 
     def _path(self, path: str) -> bytes:
         """Absolute inside the sandbox; a relative path starts at the working directory."""
@@ -200,7 +349,7 @@ class ChannelSandbox(Sandbox):
             "LANG": "C.UTF-8",
             "TMPDIR": "/tmp",
         }
-        merged = {**base, **self._variables, **self.spec.env, **extra}
+        merged = {**base, **self.variables, **self.spec.env, **extra}
         for name in merged:
             if not name or "=" in name:
                 raise CommandRefused(f"env: got the name {name!r}, expected one without '='")
@@ -236,7 +385,8 @@ def _encoded(field: str, value: str | bytes) -> bytes:
         raise CommandRefused(f"{field}: it is not text that has bytes ({exc})") from exc
 
 
-def _result(executed: Executed, elapsed_seconds: float) -> ExecResult:
+def result_of(executed: Executed, elapsed_seconds: float, was_killed: bool = False) -> ExecResult:
+    """What the helper said, as the contract says it. `was_killed`: by whoever started the command."""
     status, exit_code, number = ExecStatus.SANDBOX_DIED, None, None
     if executed.reply is not None and executed.reply.type is FrameType.LOST:
         # The command killed its own supervisor; what it left was then killed by PID 1.
@@ -244,20 +394,25 @@ def _result(executed: Executed, elapsed_seconds: float) -> ExecResult:
     elif executed.reply is not None and executed.reply.type is FrameType.RESULT:
         ended = frames.parse_result(executed.reply.body)
         elapsed_seconds = ended.duration_seconds
-        status, exit_code, number = _status(ended, executed.over_limit)
+        status, exit_code, number = _status(ended, executed.over_limit, was_killed)
+    out, err = executed.stdout, executed.stderr
     return ExecResult(
         status=status,
         exit_code=exit_code,
         signal=number,
-        stdout=executed.stdout,
-        stderr=executed.stderr,
-        stdout_bytes=executed.stdout_bytes,
-        stderr_bytes=executed.stderr_bytes,
+        stdout=out.kept,
+        stderr=err.kept,
+        stdout_bytes=out.total_bytes,
+        stderr_bytes=err.total_bytes,
+        stdout_gap=out.gap,
+        stderr_gap=err.gap,
         duration_seconds=elapsed_seconds,
     )
 
 
-def _status(ended: frames.Ended, over_limit: bool) -> tuple[ExecStatus, int | None, int | None]:
+def _status(
+    ended: frames.Ended, over_limit: bool, was_killed: bool
+) -> tuple[ExecStatus, int | None, int | None]:
     """An out-of-memory kill is told from the box's own counter, and from nothing else."""
     if over_limit:
         return ExecStatus.OUTPUT_LIMIT, None, None
@@ -268,6 +423,9 @@ def _status(ended: frames.Ended, over_limit: bool) -> tuple[ExecStatus, int | No
             return ExecStatus.OOM_KILLED, None, None
         return ExecStatus.SIGNALED, None, ended.value
     if ended.kind is EndKind.KILLED:
+        # By us, or with the box, whose end ends every command.
+        if was_killed:
+            return ExecStatus.SIGNALED, None, int(signal.SIGKILL)
         return ExecStatus.SANDBOX_DIED, None, None
     if ended.oom_kills and ended.value == _EXIT_CODE_OF_A_KILLED_CHILD:
         return ExecStatus.OOM_KILLED, None, None

@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import ssl
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast
@@ -23,7 +24,7 @@ import docker
 import docker.errors
 import requests.exceptions
 
-from rock.errors import ProviderUnavailable, SandboxError
+from rock.errors import ProviderUnavailable, SandboxDied, SandboxError
 from rock.sandbox.ending import to_the_end
 
 Result = TypeVar("Result")
@@ -66,6 +67,24 @@ class Container:
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """Where the files of a running container are, if they are directories of the engine's machine."""
+
+    pid: int
+    driver: str
+    lower: tuple[str, ...]
+    """The layers of its image, the topmost first; none with another driver than `overlay2`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened to a container: `die` (`exitCode`), `kill` (`signal`), `oom`, …"""
+
+    action: str
+    attributes: Mapping[str, str]
+
+
 class _Api(Protocol):
     """The part of docker-py's client that is used here; its own types leave answers unknown."""
 
@@ -80,6 +99,14 @@ class _Api(Protocol):
     def start(self, container: str) -> None: ...
     def remove_container(self, container: str, *, v: bool, force: bool) -> None: ...
     def inspect_container(self, container: str) -> dict[str, Any]: ...
+    def put_archive(self, container: str, path: str, data: bytes) -> bool: ...
+    def exec_create(
+        self, container: str, cmd: Sequence[str], *, stdin: bool, stderr: bool, user: str
+    ) -> dict[str, Any]: ...
+    def exec_start(self, exec_id: str, *, socket: bool) -> Any: ...
+    def events(
+        self, *, since: int, until: int, filters: dict[str, str], decode: bool
+    ) -> Iterator[dict[str, Any]]: ...
     def containers(self, *, all: bool, filters: dict[str, list[str]]) -> list[dict[str, Any]]: ...
     def close(self) -> None: ...
 
@@ -149,8 +176,12 @@ class Engine:
 
         await self._call(f"import {repository}:{tag}", load)
 
-    async def create(self, image_id: str, name: str, config: Mapping[str, Any]) -> None:
+    async def create(
+        self, image_id: str, name: str, config: Mapping[str, Any], *, archive: bytes | None = None
+    ) -> None:
         """Create and start a container. If this raises, `name` may exist: remove it.
+
+        `archive` is a tar that is unpacked at its root before it starts.
 
         Raises `ProviderUnavailable` if the engine has no such image (any more).
         """
@@ -162,6 +193,8 @@ class Engine:
                 made = api.create_container(image_id, name=name, host_config=host_config, **fields)
             except docker.errors.ImageNotFound as exc:
                 raise ProviderUnavailable(f"the engine has no image {image_id} any more") from exc
+            if archive is not None:
+                api.put_archive(str(made["Id"]), "/", archive)
             api.start(str(made["Id"]))
 
         async with self._creations:
@@ -195,6 +228,81 @@ class Engine:
             return bool(found["State"]["Running"])
 
         return await self._call(f"look at the container {name}", running)
+
+    async def storage(self, name: str) -> Storage:
+        """The process and layers of a running container. Raises `SandboxError` if there is none."""
+
+        def inspect(api: _Api) -> Storage:
+            found = api.inspect_container(name)
+            graph = cast(dict[str, Any], found.get("GraphDriver") or {})
+            driver = str(graph.get("Name") or "")
+            data = cast(dict[str, Any], graph.get("Data") or {})
+            lower = str(data.get("LowerDir") or "")
+            return Storage(
+                pid=int(found["State"]["Pid"]),
+                driver=driver,
+                lower=tuple(lower.split(":")) if driver == "overlay2" and lower else (),
+            )
+
+        return await self._call(f"look at the container {name}", inspect)
+
+    async def paused(self, name: str) -> bool | None:
+        """Whether a container that runs is paused; None if it does not run."""
+
+        def paused(api: _Api) -> bool | None:
+            try:
+                state = api.inspect_container(name)["State"]
+            except docker.errors.NotFound:
+                return None
+            return bool(state["Paused"]) if state["Running"] else None
+
+        return await self._call(f"look at the container {name}", paused)
+
+    async def history(self, name: str, *, since: float, until: float) -> list[Event]:
+        """What the engine remembers of a container, also of one that is gone; seconds since 1970."""
+
+        def collect(api: _Api) -> list[Event]:
+            found = api.events(
+                since=int(since), until=int(until) + 1, filters={"container": name}, decode=True
+            )
+            return [
+                Event(
+                    action=str(item.get("Action", "")),
+                    attributes=cast(
+                        dict[str, str], cast(dict[str, Any], item["Actor"]).get("Attributes") or {}
+                    ),
+                )
+                for item in found
+            ]
+
+        return await self._call(f"tell the history of the container {name}", collect)
+
+    async def attach(self, name: str, argv: Sequence[str]) -> socket.socket:
+        """Run a program in a container as its root; a socket of its stdin and its framed stdout.
+
+        Only for engines that are reached without TLS: what it gives is read on the event loop.
+        """
+
+        def attach(api: _Api) -> socket.socket:
+            try:
+                made = api.exec_create(name, argv, stdin=True, stderr=False, user="0:0")
+                found = api.exec_start(str(made["Id"]), socket=True)
+            except docker.errors.APIError as exc:
+                if exc.status_code in (404, 409):  # it is gone, or does not run
+                    raise SandboxDied(f"the container {name} is gone") from exc
+                raise
+            conn = getattr(found, "_sock", found)
+            try:
+                if isinstance(conn, ssl.SSLSocket):
+                    raise ProviderUnavailable("streams to an engine behind TLS are not supported")
+                return socket.socket(fileno=os.dup(conn.fileno()))
+            finally:
+                # The library hands out the connection of a response that it then forgets.
+                found._response.close()
+                found.close()
+                conn.close()
+
+        return await self._call(f"run a program in the container {name}", attach)
 
     async def containers(self, label: str) -> list[Container]:
         """Every container, running or not, that has a label of that name (or `name=value`)."""
@@ -283,7 +391,12 @@ class Engine:
     async def _call(self, doing: str, work: Callable[[_Api], Result]) -> Result:
         try:
             client = await self._connected()
-            return await self._run(lambda: work(client))
+
+            def knock_and_work() -> Result:
+                self._knock()
+                return work(client)
+
+            return await self._run(knock_and_work)
         except docker.errors.APIError as exc:
             words = exc.explanation or str(exc)
             raise SandboxError(f"the engine could not {doing}: {words}") from exc

@@ -7,11 +7,14 @@ frame is `u32 size | u8 type | body`, little-endian, and descriptors travel with
 from __future__ import annotations
 
 import enum
+import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-PROTOCOL_VERSION = 1
+from rock.sandbox.command import ProcessInfo
+
+PROTOCOL_VERSION = 2
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 MAX_ARGUMENT_BYTES = 128 * 1024
 """The kernel's own bound on one argument or variable, its end mark included."""
@@ -27,6 +30,9 @@ class FrameType(enum.IntEnum):
     EXEC = ord("X")
     KILL = ord("K")
     SIGNAL = ord("S")
+    RESIZE = ord("r")
+    SCRIPT = ord("s")
+    INTERRUPT = ord("i")
     READ = ord("O")
     WRITE = ord("W")
     COMMIT = ord("C")
@@ -34,6 +40,18 @@ class FrameType(enum.IntEnum):
     PUT = ord("U")
     GET = ord("G")
     LISTEN = ord("L")
+    SWEEP = ord("Z")
+    FREEZE = ord("H")
+    COUNT = ord("V")
+    RENEW = ord("B")
+    SWAP = ord("N")
+    DROP = ord("Q")
+    TREE = ord("T")
+    ADOPT = ord("A")
+    PREPARE = ord("Y")
+    ATTACH = ord("J")
+    MUX = ord("m")
+    LOOK = ord("g")
 
     DIR = ord("d")
     FILE = ord("f")
@@ -41,11 +59,24 @@ class FrameType(enum.IntEnum):
     LINK = ord("l")
 
     PONG = ord("p")
+    STARTED = ord("B")
     RESULT = ord("R")
     FD = ord("F")
     DONE = ord("D")
     ERROR = ord("E")
     LOST = ord("I")
+
+
+class ExecFlag(enum.IntFlag):
+    """What a command is besides a program with two pipes."""
+
+    STDIN = 1
+    TERMINAL = 2
+    SHELL = 4
+    ANNOUNCE = 8
+
+
+NO_FLAGS = ExecFlag(0)
 
 
 class EndKind(enum.IntEnum):
@@ -67,6 +98,7 @@ class Stage(enum.IntEnum):
     PROCESS = 5
     FILE = 6
     LISTEN = 7
+    LAYER = 8
 
 
 class ProtocolError(ValueError):
@@ -108,20 +140,23 @@ class ExecRequest:
     cwd: bytes
     user: bytes
     timeout_ms: int
-    has_stdin: bool = False
+    flags: ExecFlag = NO_FLAGS
+    rows: int = 0
+    columns: int = 0
     limits: Sequence[tuple[int, int]] = field(default_factory=tuple[tuple[int, int], ...])
 
     def encode(self) -> bytes:
         variables = [name + b"=" + value for name, value in self.env.items()]
         return b"".join(
             (
-                struct.pack("<II", self.timeout_ms, int(self.has_stdin)),
+                struct.pack("<II", self.timeout_ms, self.flags),
                 text(self.user),
                 text(self.cwd),
                 texts(self.argv),
                 texts(variables),
                 struct.pack("<I", len(self.limits)),
                 *(struct.pack("<IQ", number, value) for number, value in self.limits),
+                struct.pack("<II", self.rows, self.columns),
             )
         )
 
@@ -138,6 +173,10 @@ def texts(values: Sequence[bytes]) -> bytes:
 
 def u32(value: int) -> bytes:
     return struct.pack("<I", value)
+
+
+def u64(value: int) -> bytes:
+    return struct.pack("<Q", value)
 
 
 def encode(kind: FrameType, body: bytes = b"") -> bytes:
@@ -206,8 +245,52 @@ def take_text(body: bytes, offset: int) -> tuple[bytes, int]:
     return value, end + size
 
 
+def take_texts(body: bytes, offset: int) -> tuple[list[bytes], int]:
+    """The counted texts at `offset` and where they end."""
+    count, offset = take_u32(body, offset)
+    found: list[bytes] = []
+    for _ in range(count):
+        value, offset = take_text(body, offset)
+        found.append(value)
+    return found, offset
+
+
 def take_u32(body: bytes, offset: int) -> tuple[int, int]:
     if offset + 4 > len(body):
         raise ProtocolError("a number that is cut off")
     (value,) = struct.unpack_from("<I", body, offset)
     return value, offset + 4
+
+
+def take_u64(body: bytes, offset: int = 0) -> int:
+    if offset + 8 > len(body):
+        raise ProtocolError("a number that is cut off")
+    (value,) = struct.unpack_from("<Q", body, offset)
+    return value
+
+
+_SEEN = struct.Struct("<IIIBQQ")
+
+
+def parse_processes(body: bytes) -> list[ProcessInfo]:
+    """What LOOK is answered with."""
+    count, offset = take_u32(body, 0)
+    found: list[ProcessInfo] = []
+    for _ in range(count):
+        try:
+            pid, parent, uid, state, cpu_ms, resident = _SEEN.unpack_from(body, offset)
+        except struct.error:
+            raise ProtocolError("a process that is cut off") from None
+        words, offset = take_texts(body, offset + _SEEN.size)
+        found.append(
+            ProcessInfo(
+                pid=pid,
+                parent=parent,
+                uid=uid,
+                state=chr(state),
+                cpu_seconds=cpu_ms / 1000,
+                resident_bytes=resident,
+                command=tuple(os.fsdecode(word) for word in words),
+            )
+        )
+    return found

@@ -12,27 +12,38 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import hashlib
 import os
 import random
 import resource
 import secrets
+import signal
 import socket
+import time
 from dataclasses import replace
 from pathlib import Path
 
 from rock import process
 from rock.errors import ConfigError, ProviderUnavailable, SandboxError
 from rock.sandbox import box_spec
-from rock.sandbox.base import Availability, Provider, Sandbox, SandboxSpec
+from rock.sandbox.base import Availability, Provider, SandboxSpec
 from rock.sandbox.box_spec import Ids
+from rock.sandbox.box_state import BoxState
 from rock.sandbox.channel import Channel, connect_by_control
 from rock.sandbox.channel_sandbox import ChannelSandbox, common_rlimits
+from rock.sandbox.command import Death, DeathCause
 from rock.sandbox.ending import to_the_end
 from rock.sandbox.helper import helper_path
+from rock.sandbox.layering import LocalLayers
 from rock.sandbox.mount_rules import check_spec
+from rock.sandbox.state import ResetTier, Snapshot
+from rock.sandbox.stateful import Box, StatefulSandbox
 
 _START_SECONDS = 30.0
 _STOP_SECONDS = 15.0
+_DIAGNOSE_SECONDS = 2.0
+_KILLED = 128 + signal.SIGKILL
+"""How the process outside tells of a PID 1 that was killed."""
 _SWITCHES = (
     ("/proc/sys/user/max_user_namespaces", "0", "sysctl -w user.max_user_namespaces=15000"),
     (
@@ -58,9 +69,10 @@ class LocalProvider(Provider):
     name = "local"
 
     def __init__(self) -> None:
-        self._sandboxes: dict[str, ChannelSandbox] = {}
+        self._sandboxes: dict[str, StatefulSandbox] = {}
         self._closed = False
         self._slots = random.Random(secrets.randbits(64))
+        self._ids_of: dict[str, Ids] = {}
 
     async def probe(self) -> Availability:
         spec = SandboxSpec(lifetime_seconds=60)
@@ -77,7 +89,9 @@ class LocalProvider(Provider):
             available=True, detail="user namespaces, overlays and private networks work"
         )
 
-    async def create(self, spec: SandboxSpec) -> Sandbox:
+    async def create(
+        self, spec: SandboxSpec, *, snapshot: Snapshot | None = None
+    ) -> ChannelSandbox:
         """A running sandbox.
 
         Raises `ConfigError` (a field that may not be so), `BadUser` (a user that this provider cannot
@@ -86,21 +100,26 @@ class LocalProvider(Provider):
         self._check_open()
         check_spec(spec)
         spec = _with_image_path(spec)
-        ids = self._choose_ids(spec)
+        ids = self._choose_ids(spec, snapshot)
         resolv_conf = _host_resolv_conf() if spec.network == "full" else ""
         steps = box_spec.root_steps(spec, resolv_conf=resolv_conf)
         sandbox_id = secrets.token_hex(6)
         box = _Box()
         try:
             await box.start(box_spec.encode(spec, ids, steps))
-            sandbox = ChannelSandbox(
-                sandbox_id,
-                spec,
-                Channel(connect_by_control(box.control)),
-                remove=functools.partial(self._discard, sandbox_id, box),
-                rlimits=_rlimits(spec),
+            channel = Channel(connect_by_control(box.control))
+            layers = LocalLayers(channel)
+            made_of = _made_of(spec, ids)
+            self._ids_of[made_of] = ids
+            made = Box(
+                id=sandbox_id,
+                channel=channel,
+                state=BoxState(channel, made_of, layers),
+                remove=functools.partial(self._discard, sandbox_id, box, layers),
+                diagnose=functools.partial(box.diagnose, spec.lifetime_seconds),
             )
-            await sandbox.prepare()
+            sandbox = ChannelSandbox(made, spec, rlimits=_rlimits(spec), replacement=self._replace)
+            await sandbox.prepare(snapshot)
             self._check_open()
         except BaseException:  # whatever it was, also a cancellation, nothing may be left
             await to_the_end(box.stop())
@@ -115,7 +134,13 @@ class LocalProvider(Provider):
     async def _close(self) -> None:
         await asyncio.gather(*(sandbox.stop() for sandbox in list(self._sandboxes.values())))
 
-    async def _discard(self, sandbox_id: str, box: _Box) -> None:
+    async def _replace(self, sandbox: StatefulSandbox) -> tuple[StatefulSandbox, ResetTier]:
+        made = await self.create(sandbox.spec)
+        self._sandboxes[made.id] = sandbox
+        return made, ResetTier.REBUILD
+
+    async def _discard(self, sandbox_id: str, box: _Box, layers: LocalLayers) -> None:
+        await layers.end()
         await box.stop()
         self._sandboxes.pop(sandbox_id, None)
 
@@ -123,7 +148,9 @@ class LocalProvider(Provider):
         if self._closed:
             raise SandboxError("this provider is closed; it makes no more sandboxes")
 
-    def _choose_ids(self, spec: SandboxSpec) -> Ids:
+    def _choose_ids(self, spec: SandboxSpec, snapshot: Snapshot | None) -> Ids:
+        if snapshot is not None and snapshot.made_of in self._ids_of:
+            return self._ids_of[snapshot.made_of]  # what it has belongs to these ids
         if os.geteuid() == 0 and _owns_all_ids():
             return box_spec.ids_for_root(self._slots.randrange(1 << 20))
         return box_spec.ids_for_user(spec.user, os.geteuid(), os.getegid())
@@ -137,6 +164,7 @@ class _Box:
             socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
         )
         self._process: process.Process | None = None
+        self._began = time.monotonic()
 
     async def start(self, spec: bytes) -> None:
         """Raises `ProviderUnavailable` with the step that the kernel refused."""
@@ -166,6 +194,21 @@ class _Box:
             reason = answer.decode(errors="replace") or "the helper ended without an answer"
             raise ProviderUnavailable(f"the kernel does not make a local sandbox: {reason}")
 
+    async def diagnose(self, lifetime_seconds: float) -> Death:
+        """Why the sandbox does not answer. Waits a moment for a process that is just ending."""
+        if self._process is None:
+            return Death(DeathCause.UNKNOWN, "it did not start")
+        try:
+            async with asyncio.timeout(_DIAGNOSE_SECONDS):
+                code = await self._process.wait()
+        except TimeoutError:
+            return Death(DeathCause.UNKNOWN, "its first process runs, but does not answer")
+        if time.monotonic() - self._began >= lifetime_seconds:
+            return Death(DeathCause.LIFETIME, f"its lifetime of {lifetime_seconds:g} s is over")
+        if code == _KILLED or code == -signal.SIGKILL:
+            return Death(DeathCause.KILLED, "its first process was killed from outside")
+        return Death(DeathCause.GONE, f"its first process has ended with code {code}")
+
     async def stop(self) -> None:
         """The end of the control socket is the sandbox's end; the process outlives the last of it."""
         self.control.close()
@@ -189,6 +232,12 @@ def _with_image_path(spec: SandboxSpec) -> SandboxSpec:
             "root filesystem, or no image for the host's own programs"
         )
     return replace(spec, image=str(path))
+
+
+def _made_of(spec: SandboxSpec, ids: Ids) -> str:
+    """What a snapshot needs to be the same in the sandbox it is restored in."""
+    parts = (spec.image, spec.workdir, spec.user, spec.mounts, ids)
+    return f"local-{hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}"
 
 
 def _rlimits(spec: SandboxSpec) -> tuple[tuple[int, int], ...]:

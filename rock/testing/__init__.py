@@ -6,6 +6,7 @@ plays a script, `ScriptedPolicy` a worker that does; `FakeClock` is time moved b
 
 from rock.modelservice.policies.scripted import ScriptedPolicy, tool_call
 from rock.testing.clock import FakeClock
-from rock.testing.service import fake_openai_server, running_service
+from rock.testing.fake_engine import fake_openai_server
+from rock.testing.service import running_service
 
 __all__ = ["FakeClock", "ScriptedPolicy", "fake_openai_server", "running_service", "tool_call"]

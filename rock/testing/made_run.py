@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Raw
 
-from rock.modelservice.graph import tokens
+from rock.modelservice.graph import stored, tokens
 from rock.modelservice.graph.rows import CallTokens, Sample, build_rows, new_after
 from rock.modelservice.wire import (
     AssistantMessage,
@@ -163,7 +163,7 @@ def _write_group(path: Path, run_id: str, group_id: str, group: MadeGroup) -> It
         folder.mkdir(parents=True)
         (folder / "record.json").write_bytes(encode(record))
         if episode.trajectory is not None:
-            (folder / FILE_NAME).write_bytes(msgspec.json.encode(episode.trajectory))
+            (folder / FILE_NAME).write_bytes(stored.encode(episode.trajectory))
         yield AttemptStarted(group_id=group_id, index=index, attempt=1)
         yield AttemptEnded(
             group_id=group_id,

@@ -1,9 +1,13 @@
 """Wrong flags and files: exit code 2, one message that names the field and what was expected."""
 
+import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
+from rock.modelservice.hosting.supervise import ServiceProcess
 from tests.cli.command import rock
 
 GOOD = """\
@@ -97,6 +101,21 @@ async def test_a_session_without_a_service_says_how_to_start_one(tmp_path: Path)
     done = await rock("session", "--state-dir", "s", "--wait-seconds", "0", home=tmp_path)
     assert done.code == 1
     assert "rock serve --state-dir" in done.err
+
+
+async def test_a_killed_services_address_is_not_waited_for(tmp_path: Path) -> None:
+    state = tmp_path / "s"
+    async with ServiceProcess(state) as service:
+        os.kill(service.pid, signal.SIGKILL)
+        await service.wait()
+        killed = (state / "ready.json").read_bytes()
+    (state / "ready.json").write_bytes(killed)
+    began = time.monotonic()
+    done = await rock("session", "--state-dir", "s", "--wait-seconds", "0", home=tmp_path)
+    assert done.code == 1
+    assert "was killed" in done.err
+    assert "rock serve --state-dir" in done.err
+    assert time.monotonic() - began < 15.0  # and not as long as a client tries again
 
 
 async def test_showing_what_is_no_run_says_so(tmp_path: Path) -> None:

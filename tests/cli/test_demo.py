@@ -99,6 +99,20 @@ async def test_a_demo_whose_trainer_dies_ends_and_says_so(tmp_path: Path) -> Non
 
 
 @pytest.mark.userns
+async def test_a_demo_survives_the_crash_of_its_service(tmp_path: Path) -> None:
+    argv = ["demo", "--out", "run", "--provider", "local", "--tasks", "2", "--episodes", "2"]
+    ready = tmp_path / "run/service/ready.json"
+    async with started(*argv, home=tmp_path) as process:
+        await wait_until(lambda: any((tmp_path / "run/episodes").glob("*/*/attempt-1")))
+        os.kill(json.loads(ready.read_bytes())["pid"], signal.SIGKILL)
+        out, err = await asyncio.wait_for(process.communicate(), 120)
+    assert process.returncode == 0, out.decode() + err.decode()
+    assert (tmp_path / "run/service/journal.log").read_bytes().count(b'"t":"booted"') == 2
+    finals = (tmp_path / "run/ledger.jsonl").read_text().count('"final":true')
+    assert finals == 4
+
+
+@pytest.mark.userns
 async def test_a_second_demo_on_a_run_directory_leaves_the_first_one_alone(tmp_path: Path) -> None:
     argv = ["demo", "--out", "run", "--provider", "local", "--tasks", "2"]
     ready = tmp_path / "run/service/ready.json"

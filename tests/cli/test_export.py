@@ -109,6 +109,20 @@ async def test_diff_names_the_first_difference_of_each_kind(run: Path, tmp_path:
     assert "  - solved\n  + failed\n" in text.out
 
 
+async def test_diff_shows_long_messages_from_where_they_part(tmp_path: Path) -> None:
+    long = "the same words " * 100
+    episodes = [
+        MadeEpisode(solved(), one_chain("s", f"{long}{end}", "done")) for end in ("left", "right")
+    ]
+    write_run(tmp_path / "run", [MadeGroup("t", episodes)])
+    done = await rock("diff", "run", "t/0", "run", "t/1", "--json", home=tmp_path)
+    (item, *_) = [item for item in json.loads(done.out) if item["what"] == "message"]
+    assert item["left"].startswith("…")
+    assert item["left"].endswith("the same words left")
+    assert item["right"].endswith("the same words right")
+    assert len(item["left"]) < 100
+
+
 async def test_diff_of_the_same_is_no_difference(run: Path, tmp_path: Path) -> None:
     done = await rock("diff", str(run), "first/0", str(run), "first/0", home=tmp_path)
     assert (done.code, done.err) == (0, "")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rock.testing import fake_openai_server
-from rock.testing.service import FakeAnswer, error_reply
+from rock.testing.fake_engine import FakeAnswer, error_reply
 from tests.cli.command import rock
 from tests.rollout.live import AGENT
 

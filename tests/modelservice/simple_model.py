@@ -31,6 +31,10 @@ class ModelCall:
     """Seconds of the lease that are left while a pause holds."""
     deliveries: int = 0
     lost: int = 0
+    said: list[str] = field(default_factory=list[str])
+    """Spans that workers have sent, while the call is open."""
+    shown: bool = False
+    """An agent of this run of the service has read of them."""
     answer: str | None = None
     answered_lease: str | None = None
 
@@ -40,6 +44,7 @@ class ModelCall:
             self.lease = self.frozen = None
         if self.state not in OPEN:
             self.grace_end = None
+            self.said.clear()
 
 
 @dataclass
@@ -134,11 +139,38 @@ class SimpleModel:
         call = self.calls[self.leases[lease]]
         if call.answered_lease == lease:
             return None if call.answer == text else "lease_lost"
+        if (error := self.verdict(lease)) is not None:
+            return error
+        if call.shown and not text.startswith("".join(call.said)):
+            call.move(Event.FAIL)
+            return "invalid_request"
+        call.move(Event.COMPLETE)
+        call.answer, call.answered_lease = text, lease
+        if call.attached == 0:
+            call.move(Event.AGENT_LEFT)
+        return None
+
+    def say(self, lease: str, index: int, text: str) -> str | None:
+        if (error := self.verdict(lease)) is not None:
+            return error
+        said = self.calls[self.leases[lease]].said
+        if index > len(said):
+            return "invalid_request"
+        if index < len(said):
+            return None if said[index] == text else "lease_lost"
+        said.append(text)
+        return None
+
+    def read(self, call: ModelCall) -> None:
+        """An agent reads what was said so far."""
+        call.shown = call.shown or bool(call.said)
+
+    def cannot_continue(self, lease: str) -> str | None:
         if (error := self.verdict(lease)) is None:
-            call.move(Event.COMPLETE)
-            call.answer, call.answered_lease = text, lease
-            if call.attached == 0:
-                call.move(Event.AGENT_LEFT)
+            call = self.calls[self.leases[lease]]
+            fresh = bool(call.said) and not call.shown
+            call.move(Event.RELEASE if fresh else Event.FAIL)
+            call.said.clear()
         return error
 
     def end_lease(self, lease: str, event: Event) -> str | None:
@@ -193,6 +225,7 @@ class SimpleModel:
         self.connections.clear()
         for call in self.calls.values():
             call.attached = call.lost = 0
+            call.shown = False
             if call.state is State.LEASED:
                 call.move(Event.RELEASE)
             elif call.state is State.ANSWERED:

@@ -277,6 +277,27 @@ async def test_the_journal_compacts_itself_when_it_has_grown(tmp_path: Path) -> 
             assert len(service.trajectory(one.session_id).calls) == 3
 
 
+async def test_statistics_count_the_calls_of_sessions_that_are_only_on_disk(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with running(tmp_path, clock) as service:
+        for number in range(3):
+            await closed(service, clock, f"n{number}")
+            if number:
+                await service.compact()  # one by one, and one that has a marker already
+        live = await new(service)
+        await converse(service, live)
+        cancelled = await new(service)
+        await ask(service, service.session(cancelled.session_id), HI)
+        await service.close_session(cancelled.session_id)
+        before = service.stats()
+        assert (before.answered, before.failed, before.cancelled) == (8, 4, 1)
+    for _ in range(2):
+        async with running(tmp_path) as service:
+            assert service.stats() == before
+            await service.compact()
+            assert service.stats() == before
+
+
 async def test_what_is_older_than_the_bound_is_forgotten(tmp_path: Path) -> None:
     clock, wall = FakeClock(), FakeClock(1_800_000_000.0)
     settings: Any = {"wall": wall, "keep_closed_seconds": 2 * DAY}
@@ -432,11 +453,11 @@ async def test_a_service_that_stops_ends_its_compaction(tmp_path: Path) -> None:
 # --- an older journal ---
 
 
-async def test_a_journal_of_schema_1_goes_on_under_schema_2(tmp_path: Path) -> None:
+async def test_a_journal_of_schema_1_goes_on_under_the_present_one(tmp_path: Path) -> None:
     shutil.copy(DATA / "journal-schema-1.log", tmp_path / "journal.log")
     async with running(tmp_path) as service:
         assert names(tmp_path) == ["journal-00000001.log", "journal.log"]
-        assert b'"schema":2' in (tmp_path / "journal.log").read_bytes()
+        assert b'"schema":3' in (tmp_path / "journal.log").read_bytes()
         session = service.authenticate(OLD_KEY)
         assert (session.id, session.labels) == (OLD, {"task": "old"})
         before = service.trajectory(OLD)
@@ -467,7 +488,7 @@ async def test_a_journal_of_schema_1_goes_on_under_schema_2(tmp_path: Path) -> N
 
 async def test_a_journal_of_a_later_schema_is_refused(tmp_path: Path) -> None:
     content = (DATA / "journal-schema-1.log").read_bytes()
-    (tmp_path / "journal.log").write_bytes(header(3, ORIGIN) + content[content.index(b"\n") + 1 :])
-    with pytest.raises(JournalError, match="schema 3, this version of rock reads up to 2"):
+    (tmp_path / "journal.log").write_bytes(header(4, ORIGIN) + content[content.index(b"\n") + 1 :])
+    with pytest.raises(JournalError, match="schema 4, this version of rock reads up to 3"):
         async with running(tmp_path):
             pass

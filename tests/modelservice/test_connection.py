@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import json
 import socket
@@ -172,6 +173,30 @@ async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
     async with served() as (reader, writer):
         writer.write(post("/half", b"x" * 100)[:-50])
         assert (await reply(reader))[0] == 408
+
+
+@pytest.mark.parametrize(
+    ("first", "dripping"), [(b"", b""), (b"", b"\r\n"), (b"GET / HTTP/1.1\r\nX: ", b"a")]
+)
+async def test_a_connection_that_never_asks_is_closed(first: bytes, dripping: bytes) -> None:
+    async with served() as (reader, writer):
+        writer.write(first)
+        ended = asyncio.ensure_future(reader.read())
+        while not ended.done():  # bounded by `served`
+            writer.write(dripping)
+            await asyncio.wait({ended}, timeout=0.1)
+        with contextlib.suppress(ConnectionError):
+            assert await ended == b""
+
+
+async def test_a_connection_that_asked_once_may_be_idle_for_longer() -> None:
+    async with served() as (reader, writer):
+        for _ in range(2):
+            writer.write(post("/one", b""))
+            assert (await reply(reader))[0] == 200
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(3 * BOUNDS.body_seconds):
+                    await reader.read(1)
 
 
 @pytest.mark.parametrize(

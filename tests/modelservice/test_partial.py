@@ -15,6 +15,7 @@ from rock.errors import CallFailed, LeaseLost
 from rock.modelservice import wire
 from rock.modelservice.client.speaking import Voice
 from rock.modelservice.client.worker import serve, serve_streaming
+from rock.modelservice.graph.answer import Delta
 from rock.modelservice.service.service import Call, ModelService
 from rock.modelservice.states import State
 from rock.modelservice.wire import AssistantMessage, Choice, Completion, Lease, VersionSpan
@@ -83,7 +84,7 @@ async def test_a_span_is_on_disk_before_an_agent_can_see_it(tmp_path: Path) -> N
         sending = asyncio.create_task(send(service, span(lease, 0, "tick", [1])))
         assert await call.news_within(5, 0)
         assert b'"content":"tick"' in (tmp_path / "journal.log").read_bytes()
-        assert call.spans_after(0) == [("tick", "")]
+        assert call.spans_after(0) == [Delta(content="tick")]
         assert codes(await sending) == [None]
 
 
@@ -227,9 +228,13 @@ async def test_sending_a_span_again_changes_nothing(tmp_path: Path) -> None:
         (lease,) = await claim(service)
         first = span(lease, 0, "a", [10])
         assert codes(await send(service, first, first)) == [None, None]
-        assert call.spans_after(0) == [("a", "")]
+        assert call.spans_after(0) == [Delta(content="a")]
         assert codes(await send(service, span(lease, 0, "x", [10]))) == ["lease_lost"]
         assert codes(await send(service, span(lease, 2, "c", [12]))) == ["invalid_request"]
+    async with running(tmp_path) as service:  # nor does it by the next delivery
+        (lease,) = await claim(service)
+        assert codes(await send(service, span(lease, 0, "a", [10]))) == [None]
+        assert codes(await send(service, span(lease, 0, "x", [10]))) == ["lease_lost"]
     assert (tmp_path / "journal.log").read_bytes().count(b'"t":"partial"') == 1
 
 

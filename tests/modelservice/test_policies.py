@@ -18,7 +18,7 @@ from rock.modelservice.policies.litellm import LitellmPolicy
 from rock.modelservice.policies.openai import OpenAIPolicy
 from rock.modelservice.policies.scripted import END_OF_MESSAGE, ScriptedPolicy, tool_call
 from rock.modelservice.wire import CanonicalRequest, Completion, Lease, Parent, Usage
-from rock.testing.service import error_reply, fake_openai_server
+from rock.testing.fake_engine import error_reply, fake_openai_server
 
 QUICK = Retries(attempts=4, total_seconds=20.0, first_wait_seconds=0.01)
 Make = Callable[[str], Any]
@@ -103,35 +103,6 @@ async def test_no_connection_is_an_upstream_error() -> None:
         await ask(openai("http://127.0.0.1:9/v1"), lease())
 
 
-async def test_the_engines_tokens_are_taken_where_it_gives_them() -> None:
-    body = {
-        "id": "x",
-        "object": "chat.completion",
-        "created": 1,
-        "model": "m",
-        "prompt_token_ids": [1, 2, 3],
-        "choices": [
-            {
-                "index": 0,
-                "message": {"role": "assistant", "content": "hi"},
-                "finish_reason": "stop",
-                "token_ids": [4, 5],
-                "logprobs": {
-                    "content": [{"token": "a", "logprob": -0.5}, {"token": "b", "logprob": -1}]
-                },
-            }
-        ],
-    }
-    async with fake_openai_server([Reply(200, msgspec.json.encode(body))]) as server:
-        policy = OpenAIPolicy("m", base_url=server.url, api_key="k", ask_tokens=True)
-        completion = await ask(policy, lease())
-    assert server.requests[0]["return_token_ids"] is True
-    assert completion.prompt_token_ids == [1, 2, 3]
-    assert completion.choices[0].token_ids == [4, 5]
-    assert completion.choices[0].logprobs == [-0.5, -1.0]
-    assert completion.usage is None
-
-
 async def test_a_priced_model_has_a_cost() -> None:
     async with fake_openai_server(["hello"]) as server:
         policy = LitellmPolicy("gpt-4o-mini", api_base=server.url, api_key="k", retries=QUICK)
@@ -145,8 +116,8 @@ async def test_without_litellm_the_message_says_what_to_install() -> None:
     code = (
         "import sys; sys.modules['litellm'] = None\n"
         "from rock.errors import ConfigError\n"
-        "from rock.modelservice.backends import policy_for\n"
-        "try: policy_for('litellm:m')\n"
+        "from rock.modelservice.backends.config import policies_of\n"
+        "try: policies_of(['litellm:m'])\n"
         "except ConfigError as exc: print(exc.message)\n"
     )
     child = await process.start(

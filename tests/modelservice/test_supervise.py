@@ -23,7 +23,7 @@ from rock.modelservice.planes.attach import Attachment
 from rock.modelservice.planes.listening import bind, url_of
 from rock.modelservice.wire import SessionSpec
 from rock.testing import ScriptedPolicy
-from rock.testing.service import error_reply, fake_openai_server
+from rock.testing.fake_engine import error_reply, fake_openai_server
 from tests.modelservice.live import (
     HELLO,
     admin_of,

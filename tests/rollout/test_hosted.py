@@ -18,7 +18,7 @@ from rock.rollout.outcome import OutcomeClass
 from rock.rollout.run import RunResult, run
 from rock.rollout.rundir import read_records
 from rock.testing import ScriptedPolicy
-from rock.testing.service import FakeAnswer, error_reply, fake_openai_server
+from rock.testing.fake_engine import FakeAnswer, error_reply, fake_openai_server
 from tests.rollout.live import address, new_provider, run_file, wait_until, write_tasks
 
 pytestmark = [pytest.mark.userns, pytest.mark.timeout(120)]

@@ -17,7 +17,7 @@ from typing import Protocol, TypeAlias
 
 from rock.errors import error_for
 from rock.modelservice.wire import Completion, Lease, PolicyState
-from rock.modelservice.wire.partial import Partial, PartialReply
+from rock.modelservice.wire.partial import Partial, PartialReply, ToolCallDelta
 
 
 class SpanDesk(Protocol):
@@ -43,6 +43,7 @@ class Voice:
         content: str = "",
         *,
         reasoning_content: str = "",
+        tool_calls: Sequence[ToolCallDelta] = (),
         token_ids: Sequence[int] | None = None,
         logprobs: Sequence[float] | None = None,
         policy_version: int | None = None,
@@ -58,6 +59,7 @@ class Voice:
             index=self._next,
             content=content,
             reasoning_content=reasoning_content,
+            tool_calls=list(tool_calls) or None,
             token_ids=None if token_ids is None else list(token_ids),
             logprobs=None if logprobs is None else list(logprobs),
             policy_version=policy_version,

@@ -24,7 +24,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias, TypeVar
 
-from rock.errors import LeaseLost, RockError, UpstreamUnauthorized
+from rock.errors import LeaseLost, RockError, UpstreamUnauthorized, WorkAborted
 from rock.modelservice.client.shards import TrainerShards
 from rock.modelservice.client.speaking import StreamingPolicy, one_by_one
 from rock.modelservice.telemetry.logs import about
@@ -35,7 +35,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 Policy: TypeAlias = Callable[[list[Lease]], Awaitable[list[Completion]]]
-"""Answers leases: one Completion per lease, in any order. Raising fails all of them."""
+"""Answers leases: one Completion per lease, in any order. Raising fails all of them; `WorkAborted`
+gives them back instead, for another try by whoever claims them next."""
 SyncPolicy: TypeAlias = Callable[[list[Lease]], list[Completion]]
 
 WAIT_SECONDS = 20.0
@@ -268,11 +269,20 @@ class Worker:
             await self._complete(batch, completions)
         except LeaseLost as exc:
             log.info("a policy stopped: %s", exc.message)
+        except WorkAborted as exc:
+            await self._give_back(batch, exc)
         except Exception as exc:  # noqa: BLE001 - a policy may raise anything; its calls must end
             await self._fail(batch, exc)
         finally:
             self._batches.discard(batch)
             self._room.set()
+
+    async def _give_back(self, batch: _Batch, exc: WorkAborted) -> None:
+        log.info("a policy gave back %d leases: %s", len(batch.leases), exc.message)
+        try:
+            await self._desk.release(list(batch.leases))
+        except RockError as again:  # they expire by themselves
+            log.warning("could not give leases back: %s", again.message)
 
     async def _complete(self, batch: _Batch, completions: Sequence[Completion]) -> None:
         good = [item for item in completions if item.lease_id in batch.leases]

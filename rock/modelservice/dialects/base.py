@@ -17,24 +17,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
-from msgspec.structs import replace
 
 from rock.config import kind_of
 from rock.errors import BadRequest, RockError
-from rock.modelservice.graph.answer import Answer
+from rock.modelservice.graph.answer import Answer, Delta
 from rock.modelservice.wire import AssistantMessage, CanonicalRequest
+from rock.modelservice.wire.partial import ToolCallDelta
 
 Headers = Mapping[str, str]
 """Header values by name, which is in lower case."""
 T = TypeVar("T")
-
-
-LocalHandler: TypeAlias = Callable[[bytes, Headers], bytes]
-"""Answers a request at once, from its body and headers alone, without a call."""
 
 
 class Exchange(Struct, frozen=True):
@@ -64,26 +60,38 @@ NO_HISTORY = NoHistory()
 
 
 class Spoken:
-    """What an encoder has already said of a single-choice answer, so that it says only the rest."""
+    """What an encoder has already said of one choice, so that it says only the rest."""
 
     def __init__(self) -> None:
         self._text = 0
         self._reasoning = 0
+        self._arguments: list[int] = []
         self.begun = False
 
-    def add(self, text: str, reasoning: str) -> None:
+    def add(self, delta: Delta) -> None:
         self.begun = True
-        self._text += len(text)
-        self._reasoning += len(reasoning)
+        self._text += len(delta.content)
+        self._reasoning += len(delta.reasoning)
+        for call in delta.calls:
+            if call.index == len(self._arguments):
+                self._arguments.append(0)
+            self._arguments[call.index] += len(call.arguments)
 
-    def rest(self, message: AssistantMessage) -> AssistantMessage:
-        """The message without what was said; it begins with that."""
-        if not self.begun:
-            return message
-        return replace(
-            message,
-            content=(message.content or "")[self._text :] or None,
-            reasoning_content=(message.reasoning_content or "")[self._reasoning :] or None,
+    def rest(self, message: AssistantMessage) -> Delta:
+        """The message, which begins with what was said, without that."""
+        said = len(self._arguments)
+        calls: list[ToolCallDelta] = []
+        for index, call in enumerate(message.tool_calls or ()):
+            if index >= said:
+                calls.append(
+                    ToolCallDelta(index, call.function.arguments, call.function.name, call.id)
+                )
+            elif more := call.function.arguments[self._arguments[index] :]:
+                calls.append(ToolCallDelta(index, more))
+        return Delta(
+            content=(message.content or "")[self._text :],
+            reasoning=(message.reasoning_content or "")[self._reasoning :],
+            calls=tuple(calls),
         )
 
 
@@ -94,12 +102,16 @@ class StreamEncoder(Protocol):
         """A data event that says nothing: comments do not reset the timers of several clients."""
         ...
 
-    def delta(self, text: str, reasoning: str) -> bytes:
-        """More of an answer that is not whole yet; b"" from a dialect that says it at the end."""
+    def delta(self, delta: Delta) -> bytes:
+        """More of an answer that is not whole yet; b"" where the dialect has to wait for the end."""
         ...
 
     def answer(self, answer: Answer) -> Iterator[bytes]:
-        """Everything still to be said, the closing frames included."""
+        """Everything still to be said, the closing frames included.
+
+        Raises `CallFailed` where what was said cannot be finished in this dialect; a stream that
+        has said nothing yet can always be.
+        """
         ...
 
     def error(self, exc: RockError) -> bytes:
@@ -128,6 +140,15 @@ class ErrorReply:
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
+@dataclass(frozen=True, slots=True)
+class CountRoute:
+    """A path that asks how many tokens a request has. No call is made for it."""
+
+    parse: Callable[[bytes, History], CanonicalRequest]
+    """Raises BadRequest."""
+    render: Callable[[int], bytes]
+
+
 class Dialect(Protocol):
     @property
     def name(self) -> str: ...
@@ -138,8 +159,8 @@ class Dialect(Protocol):
         ...
 
     @property
-    def local_routes(self) -> Mapping[str, LocalHandler]:
-        """Further paths that take a POST; no call is made for them."""
+    def count_routes(self) -> Mapping[str, CountRoute]:
+        """Further paths below `/v1` that take a POST."""
         ...
 
     def parse(self, body: bytes, headers: Headers, history: History = NO_HISTORY) -> Parsed:

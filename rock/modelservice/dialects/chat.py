@@ -18,10 +18,10 @@ from rock.errors import BadRequest, RockError
 from rock.modelservice.dialects import sse
 from rock.modelservice.dialects.base import (
     NO_HISTORY,
+    CountRoute,
     ErrorReply,
     Headers,
     History,
-    LocalHandler,
     Parsed,
     Spoken,
     fields_of,
@@ -29,7 +29,7 @@ from rock.modelservice.dialects.base import (
     wrong,
 )
 from rock.modelservice.dialects.openai_errors import error_body, error_reply
-from rock.modelservice.graph.answer import Answer, AnswerChoice
+from rock.modelservice.graph.answer import Answer, AnswerChoice, Delta
 from rock.modelservice.timers import epoch_seconds
 from rock.modelservice.wire import CanonicalRequest, ToolCall, Usage
 
@@ -43,7 +43,7 @@ class ChatDialect:
 
     def __init__(self, now: Callable[[], float] = epoch_seconds) -> None:
         self._now = now
-        self.local_routes: Mapping[str, LocalHandler] = {}
+        self.count_routes: Mapping[str, CountRoute] = {}
 
     def parse(self, body: bytes, headers: Headers, history: History = NO_HISTORY) -> Parsed:
         del headers, history  # this dialect says everything in the body
@@ -256,21 +256,15 @@ class ChatStream:
     def keepalive(self) -> bytes:
         return self._chunk(0, {})
 
-    def delta(self, text: str, reasoning: str) -> bytes:
-        if not text and not reasoning:
-            return b""
-        frames = [] if self._said.begun else [self._chunk(0, {"role": "assistant", "content": ""})]
-        self._said.add(text, reasoning)
-        if reasoning:
-            frames.append(self._chunk(0, {"reasoning_content": reasoning}))
-        if text:
-            frames.append(self._chunk(0, {"content": text}))
-        return b"".join(frames)
+    def delta(self, delta: Delta) -> bytes:
+        return b"".join(self._say(0, self._said, delta)) if delta else b""
 
     def answer(self, answer: Answer) -> Iterator[bytes]:
         self._head.update(self._renderer.prompt(answer))
         for index, choice in enumerate(answer.choices):
-            yield from self._deltas(index, choice)
+            said = self._said if index == 0 else Spoken()
+            yield from self._say(index, said, said.rest(choice.message))
+            yield self._chunk(index, {}, finish_reason(choice), self._renderer.tokens(choice))
             self._head.pop("prompt_token_ids", None)
         if self._renderer.include_usage and answer.usage is not None:
             usage = usage_body(answer.usage)
@@ -280,23 +274,23 @@ class ChatStream:
     def error(self, exc: RockError) -> bytes:
         return sse.encode(error_body(exc))
 
-    def _deltas(self, index: int, choice: AnswerChoice) -> Iterator[bytes]:
-        message = self._said.rest(choice.message)
-        if not self._said.begun:
-            yield self._chunk(
-                index, {"role": "assistant", "content": None if message.tool_calls else ""}
-            )
-        if message.reasoning_content:
-            yield self._chunk(index, {"reasoning_content": message.reasoning_content})
-        if message.content:
-            yield self._chunk(index, {"content": message.content})
-        for place, call in enumerate(message.tool_calls or ()):
-            opened = _tool_call(call)
-            opened["function"] = {"name": call.function.name, "arguments": ""}
-            yield self._chunk(index, {"tool_calls": [{"index": place, **opened}]})
-            arguments = {"index": place, "function": {"arguments": call.function.arguments}}
-            yield self._chunk(index, {"tool_calls": [arguments]})
-        yield self._chunk(index, {}, finish_reason(choice), self._renderer.tokens(choice))
+    def _say(self, index: int, said: Spoken, delta: Delta) -> Iterator[bytes]:
+        """A call is its id and name first, then its arguments."""
+        if not said.begun:
+            yield self._chunk(index, {"role": "assistant", "content": None if delta.calls else ""})
+        said.add(delta)
+        if delta.reasoning:
+            yield self._chunk(index, {"reasoning_content": delta.reasoning})
+        if delta.content:
+            yield self._chunk(index, {"content": delta.content})
+        for call in delta.calls:
+            if call.name is not None:
+                function = {"name": call.name, "arguments": ""}
+                opened = {"index": call.index, "id": call.id, "type": "function"}
+                yield self._chunk(index, {"tool_calls": [{**opened, "function": function}]})
+            if call.arguments:
+                more = {"index": call.index, "function": {"arguments": call.arguments}}
+                yield self._chunk(index, {"tool_calls": [more]})
 
     def _chunk(
         self, index: int, delta: Object, finish: str | None = None, tokens: Object | None = None

@@ -17,10 +17,10 @@ from rock.errors import BadRequest, RockError
 from rock.modelservice.dialects import canonical, reading, sse
 from rock.modelservice.dialects.base import (
     NO_HISTORY,
+    CountRoute,
     ErrorReply,
     Headers,
     History,
-    LocalHandler,
     Parsed,
     Spoken,
     fields_of,
@@ -30,9 +30,9 @@ from rock.modelservice.dialects.base import (
 from rock.modelservice.dialects.canonical import Object
 from rock.modelservice.dialects.chat import MAX_CHOICES, usage_body
 from rock.modelservice.dialects.openai_errors import error_body, error_reply
-from rock.modelservice.graph.answer import Answer, AnswerChoice
+from rock.modelservice.graph.answer import Answer, AnswerChoice, Delta
 from rock.modelservice.timers import epoch_seconds
-from rock.modelservice.wire import CanonicalRequest
+from rock.modelservice.wire import AssistantMessage, CanonicalRequest
 
 PROMPT = "a string, a list of token ids, or a list with one of them"
 MAX_LOGPROBS = 5
@@ -44,7 +44,7 @@ class CompletionsDialect:
 
     def __init__(self, now: Callable[[], float] = epoch_seconds) -> None:
         self._now = now
-        self.local_routes: Mapping[str, LocalHandler] = {}
+        self.count_routes: Mapping[str, CountRoute] = {}
 
     def parse(self, body: bytes, headers: Headers, history: History = NO_HISTORY) -> Parsed:
         del headers, history
@@ -164,16 +164,19 @@ class CompletionsStream:
     def keepalive(self) -> bytes:
         return self._chunk([{"index": 0, "text": "", "finish_reason": None, "logprobs": None}])
 
-    def delta(self, text: str, reasoning: str) -> bytes:
-        del reasoning  # this dialect has no place for it
-        if not text:
+    def delta(self, delta: Delta) -> bytes:
+        """Its text; this dialect has no place for the rest."""
+        if not delta.content:
             return b""
-        self._said.add(text, "")
-        return self._chunk([{"index": 0, "text": text, "finish_reason": None, "logprobs": None}])
+        self._said.add(delta)
+        choice = {"index": 0, "text": delta.content, "finish_reason": None, "logprobs": None}
+        return self._chunk([choice])
 
     def answer(self, answer: Answer) -> Iterator[bytes]:
         for index, whole in enumerate(answer.choices):
-            choice = replace(whole, message=self._said.rest(whole.message))
+            said = self._said if index == 0 else Spoken()
+            text = AssistantMessage(content=said.rest(whole.message).content)
+            choice = replace(whole, message=text)
             yield self._chunk([self._renderer.choice(index, choice)])
         if self._renderer.include_usage and answer.usage is not None:
             yield self._chunk([], usage=usage_body(answer.usage))

@@ -19,15 +19,18 @@ from rock.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
     Forbidden,
+    ModelServiceError,
+    QueueFull,
     RockError,
+    ServiceUnavailable,
     SessionClosed,
     UpstreamError,
     UpstreamUnauthorized,
 )
-from rock.modelservice.engine.queue import Ticket
+from rock.modelservice.engine.queue import TRAINER_BACKEND, Ticket
 from rock.modelservice.engine.spans import Said
 from rock.modelservice.graph import chains
-from rock.modelservice.graph.answer import Answer
+from rock.modelservice.graph.answer import Answer, Delta
 from rock.modelservice.graph.graph import Extension, Located, MessageGraph, Placement
 from rock.modelservice.graph.rows import CallTokens
 from rock.modelservice.journal import records
@@ -43,6 +46,9 @@ _FAILURES: dict[str, type[RockError]] = {
         ContextLengthExceeded,
         DeadlineExceeded,
         Forbidden,
+        ModelServiceError,
+        QueueFull,
+        ServiceUnavailable,
         SessionClosed,
         UpstreamError,
         UpstreamUnauthorized,
@@ -103,6 +109,7 @@ class Call(Ticket):
         "session",
         "shown",
         "stored",
+        "streams",
         "tokens",
         "tools",
         "visible",
@@ -112,7 +119,7 @@ class Call(Ticket):
         super().__init__(
             id,
             session.id,
-            backend=session.spec.backend,
+            backend=session.spec.backend or TRAINER_BACKEND,
             session_arrival=session.arrival,
             priority=session.priority,
         )
@@ -143,8 +150,9 @@ class Call(Ticket):
         """What workers have said while the call was open."""
         self.visible = 0
         """How many spans of that are on disk, so that agents may see them."""
-        self.shown = False
-        """A connection has read of it: the answer must begin with it."""
+        self.shown = self.streams = False
+        """A connection has read of it: the answer must begin with it. A connection would read it as it
+        comes; unknown after a restart."""
         self.stored: Answer | RockError | None = None
         """How the call ended; visible to agents once it is on disk, as `outcome`."""
         self.outcome: Answer | RockError | None = None
@@ -192,8 +200,8 @@ class Call(Ticket):
             pass
         return self.outcome is not None or self.visible > seen
 
-    def spans_after(self, seen: int) -> list[tuple[str, str]]:
-        """(text, reasoning) of the visible spans from number `seen` on."""
+    def spans_after(self, seen: int) -> list[Delta]:
+        """What the visible spans from number `seen` on said."""
         return [] if self.said is None else self.said.since(seen, self.visible)
 
     def reveal(self, count: int) -> None:
@@ -330,6 +338,21 @@ class Conversation:
             number = self.graph.number_of(located.tools)
             identity = (dialect, located.base, number, parameters)
         return Asked(located, parameters, identity)
+
+    def counted(self, request: CanonicalRequest) -> int | None:
+        """Prompt tokens of an answered call with these messages and tools."""
+        asked = self.look_up("", request)
+        if asked.identity is None:
+            return None
+        _, leaf, tools, _ = asked.identity
+        for call in self.calls:
+            answer = call.stored
+            if (call.leaf, call.tools) == (leaf, tools) and isinstance(answer, Answer):
+                if answer.tokens is not None:
+                    return len(answer.prompt_token_ids or ())
+                if answer.usage is not None:
+                    return answer.usage.prompt_tokens
+        return None
 
     def find_retried(self, asked: Asked, key: str | None, retry_count: int) -> Call | None:
         """The call that a request repeats, in the order of design promise 3; None for a new one.

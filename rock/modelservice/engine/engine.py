@@ -26,7 +26,7 @@ from rock.modelservice.engine.calls import Call
 from rock.modelservice.engine.notices import Notices
 from rock.modelservice.engine.observer import Observer
 from rock.modelservice.engine.outbox import Outbox
-from rock.modelservice.engine.queue import CallQueue, Held, Ticket
+from rock.modelservice.engine.queue import TRAINER_BACKEND, CallQueue, Held, Ticket
 from rock.modelservice.engine.recovery import Recovery
 from rock.modelservice.graph.answer import Answer
 from rock.modelservice.graph.graph import Extension
@@ -42,8 +42,6 @@ from rock.modelservice.telemetry.metrics import Gauges
 from rock.modelservice.timers import Timers
 from rock.modelservice.wire import CloseReason, LimitName
 from rock.types import CallId, Clock, SessionId, WorkerId
-
-TRAINER_BACKEND = "queue"
 
 
 class Engine:
@@ -67,6 +65,7 @@ class Engine:
         self.stopping = False
         """Nothing more is handed out."""
         self.on_session_closed: list[Callable[[SessionId], None]] = []
+        self.on_journal_failed: list[Callable[[], None]] = []
         self._deadlines = Timers()
         self._graces = Timers()
         self._session_ends = Timers()
@@ -437,6 +436,8 @@ class Engine:
     def _journal_failed(self, error: JournalError) -> None:
         self.stopping = True
         self._end_all(error)
+        for callback in self.on_journal_failed:
+            callback()
 
     def _end_all(self, error: RockError) -> None:
         for call in self.book.calls.values():

@@ -169,6 +169,9 @@ _REASONS = (
     "above 0",
     "edited",
     "version_spans",
+    "prompt_parts",
+    "parts",
+    "decoded",
     "several policy versions",
     "logprobs",
 )
@@ -185,4 +188,7 @@ def reason_class(reason: str) -> str:
         "above 0": "logprobs above 0",
         "logprobs": "misaligned logprobs",
         "version_spans": "misaligned version_spans",
+        "prompt_parts": "misaligned prompt_parts",
+        "parts": "misaligned parts",
+        "decoded": "text that the tokens do not spell",
     }.get(known, known)

@@ -24,12 +24,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from rock.errors import LeaseLost, QueueFull
+from rock.errors import LeaseLost, QueueFull, shown
 from rock.modelservice.settings import ClaimOrder
 from rock.modelservice.states import Event, State, next_state
 from rock.modelservice.timers import Timers
 from rock.types import CallId, LeaseId, PolicyVersion, SessionId, WorkerId
 
+TRAINER_BACKEND = "queue"
+"""Who answers sessions that name no worker of this service."""
 MAX_PASSES = 8
 """How often in a row a session whose turn it is waits for another that suits the worker better."""
 
@@ -350,7 +352,7 @@ class CallQueue:
         """Raises `LeaseLost` unless this lease is the newest of its ticket and not over."""
         held = self._leases.get(lease_id)
         if held is None:
-            raise LeaseLost(f"lease {lease_id} is over; drop the work")
+            raise LeaseLost(f"lease {shown(lease_id)} is over; drop the work")
         return held
 
     def expires_in(self, lease_id: LeaseId, *, now: float) -> float:

@@ -12,7 +12,7 @@ import msgspec
 
 from rock.errors import JournalError, RockError
 from rock.modelservice.engine.book import Book
-from rock.modelservice.engine.outbox import Outbox
+from rock.modelservice.engine.outbox import Outbox, freshness_of
 from rock.modelservice.journal import records
 from rock.modelservice.journal.shelf import Retired, Shelf
 from rock.modelservice.sessions import Session
@@ -31,18 +31,16 @@ class Recovery:
         self._shelf = shelf
         self._clock = clock
         self._wall = wall
-        self._groups: dict[str, records.GroupPublished | None] = {}
-        """As replayed; None once acknowledged."""
+        self._groups: dict[str, records.GroupPublished | records.GroupAcknowledged] = {}
+        """The last record of each."""
 
     def replay(self, payload: bytes, place: int) -> None:
         """Apply the record at `place`. Raises `JournalError` for what cannot have happened."""
         try:
             record = records.decoder.decode(payload)
             self._shelf.index(record, place)
-            if isinstance(record, records.GroupPublished):
-                self._groups.setdefault(record.group_id, record)
-            elif isinstance(record, records.GroupAcknowledged):
-                self._groups[record.group_id] = None
+            if isinstance(record, records.GroupPublished | records.GroupAcknowledged):
+                self._groups[record.group_id] = record  # after its acknowledgement comes nothing
             else:
                 self._replay_session(record)
         except (msgspec.DecodeError, RecursionError, RockError, LookupError) as exc:
@@ -53,18 +51,21 @@ class Recovery:
     def fill(self, outbox: Outbox) -> None:
         """Offer the groups that nobody has acknowledged."""
         for group_id, record in self._groups.items():
-            if record is None:
+            if isinstance(record, records.GroupAcknowledged):
                 outbox.publish(group_id, b"")
-                outbox.acknowledge(group_id)
+                outbox.acknowledge(group_id, step=record.step)
             else:
-                outbox.publish(group_id, bytes(record.group))
+                outbox.publish(group_id, content := bytes(record.group), freshness_of(content))
                 outbox.offer(group_id)
         self._groups.clear()
 
     def retire(self, session: Session) -> None:
         """Put a closed session out of memory; its records stay where the shelf says."""
         over = self._book.retire(session)
-        self._shelf.retired[session.id] = Retired(session.key_sha256, over, session.closed_at)
+        counts = {state: count for state, count in session.counts.items() if count}
+        self._shelf.retired[session.id] = Retired(
+            session.key_sha256, over, session.closed_at, counts
+        )
 
     def _replay_session(self, record: records.Record) -> None:
         session_id = records.session_of(record)

@@ -7,13 +7,17 @@ sampled with, whatever a later worker says about the same tokens. A further deli
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import secrets
+from collections.abc import Iterable, Sequence
+
+from msgspec.structs import replace
 
 from rock.errors import BadRequest, LeaseLost
 from rock.modelservice.graph import tokens
+from rock.modelservice.graph.answer import Delta
 from rock.modelservice.journal import records
-from rock.modelservice.wire import Choice, Prefix, VersionSpan
-from rock.modelservice.wire.partial import Partial
+from rock.modelservice.wire import Choice, Prefix, ToolCall, ToolFunction, VersionSpan
+from rock.modelservice.wire.partial import Partial, ToolCallDelta
 from rock.types import PolicyVersion
 
 
@@ -34,7 +38,15 @@ def span_record(call: str, partial: Partial, version: PolicyVersion | None) -> r
         prompt, reason = tokens.pack_prompt(partial.prompt_token_ids)
         if reason is not None:
             raise BadRequest(f"partial {partial.index}: {reason}", param="prompt_token_ids")
-    for name, text in (("content", partial.content), ("reasoning", partial.reasoning_content)):
+    calls = tuple(partial.tool_calls or ())
+    texts = [("content", partial.content), ("reasoning_content", partial.reasoning_content)]
+    texts += [
+        ("tool_calls", text)
+        for call in calls
+        for text in (call.arguments, call.name, call.id)
+        if text
+    ]
+    for name, text in texts:
         try:
             text.encode()
         except UnicodeEncodeError as exc:
@@ -45,6 +57,7 @@ def span_record(call: str, partial: Partial, version: PolicyVersion | None) -> r
         index=partial.index,
         content=partial.content,
         reasoning=partial.reasoning_content,
+        calls=calls,
         ids=ids,
         logprobs=logprobs,
         policy_version=version,
@@ -55,37 +68,84 @@ def span_record(call: str, partial: Partial, version: PolicyVersion | None) -> r
 class Said:
     """The spans of one call."""
 
-    __slots__ = ("_spans",)
+    __slots__ = ("_calls", "_spans")
 
     def __init__(self) -> None:
         self._spans: list[records.CallPartial] = []
+        self._calls: list[_CallSaid] = []
 
     def __len__(self) -> int:
         return len(self._spans)
 
     def add(self, span: records.CallPartial) -> None:
+        """Takes a span whose calls have their ids."""
         self._spans.append(span)
+        for delta in span.calls:
+            if delta.index == len(self._calls):
+                self._calls.append(_CallSaid(delta.id or "", delta.name or ""))
+            self._calls[delta.index].arguments.append(delta.arguments)
+
+    def with_call_ids(self, span: records.CallPartial) -> records.CallPartial:
+        """The span with an id for each call that begins in it."""
+        if not span.calls:
+            return span
+        begun = len(self._calls)
+        calls: list[ToolCallDelta] = []
+        for delta in span.calls:
+            if delta.index == begun:
+                begun += 1
+                delta = delta if delta.id else replace(delta, id=new_call_id())
+            calls.append(delta)
+        return replace(span, calls=tuple(calls))
 
     def has(self, span: records.CallPartial) -> bool:
-        """Whether this very span was accepted before.
+        """Whether this very span was accepted before, of whatever delivery.
 
         Raises `LeaseLost` if another one has its index, `BadRequest` if one before it is missing.
         """
         if span.index == len(self._spans):
             self._check_alike(span)
+            self._check_calls(span.calls)
             return False
         if span.index > len(self._spans):
             raise BadRequest(
                 f"index: the next span of this call is {len(self._spans)}, got {span.index}",
                 param="index",
             )
-        if self._spans[span.index] != span:
+        known = replace(self._spans[span.index], lease=span.lease)
+        if known != span and known != _with_ids_of(known, span):
             raise LeaseLost(f"span {span.index} of this call was given before, and differs")
         return True
 
     def _check_alike(self, span: records.CallPartial) -> None:
         if self._spans and (self._spans[0].ids is None) != (span.ids is None):
             raise BadRequest("token_ids: give them with every span or with none", param="token_ids")
+
+    def _check_calls(self, deltas: Sequence[ToolCallDelta]) -> None:
+        """Raises `BadRequest` unless each goes on with the last call or begins the next."""
+        begun = len(self._calls)
+        for delta in deltas:
+            if delta.index == begun and delta.name:
+                begun += 1
+            elif delta.index != begun - 1:
+                raise BadRequest(
+                    f"tool_calls: expected more of call {begun - 1}, or call {begun} with its name, "
+                    f"got call {delta.index}",
+                    param="tool_calls",
+                )
+            elif delta.name or delta.id:
+                raise BadRequest(
+                    f"tool_calls: name and id of call {delta.index} are known already",
+                    param="tool_calls",
+                )
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        """As far as they were said."""
+        return [
+            ToolCall(ToolFunction(call.name, "".join(call.arguments)), call.id)
+            for call in self._calls
+        ]
 
     @property
     def content(self) -> str:
@@ -119,9 +179,18 @@ class Said:
         """Which weights sampled which tokens; runs of one version are one item."""
         return runs((tokens.count(span.ids or b""), span.policy_version) for span in self._spans)
 
-    def since(self, count: int, visible: int) -> list[tuple[str, str]]:
-        """(text, reasoning) of the spans from number `count` up to `visible`."""
-        return [(span.content, span.reasoning) for span in self._spans[count:visible]]
+    def since(self, count: int, visible: int) -> list[Delta]:
+        """What the spans from number `count` up to `visible` said."""
+        prompt = self.prompt
+        return [
+            Delta(
+                content=span.content,
+                reasoning=span.reasoning,
+                calls=span.calls,
+                prompt_tokens=None if prompt is None else tokens.count(prompt),
+            )
+            for span in self._spans[count:visible]
+        ]
 
     def prefix(self) -> Prefix:
         ids, logprobs, prompt = self.ids, self.logprobs, self.prompt
@@ -129,6 +198,7 @@ class Said:
             spans=len(self._spans),
             content=self.content,
             reasoning_content=self.reasoning,
+            tool_calls=self.calls or None,
             token_ids=None if ids is None else tokens.unpack_ids(ids),
             logprobs=None if logprobs is None else tokens.unpack_logprobs(logprobs),
             version_spans=None if ids is None else self.versions(),
@@ -142,6 +212,8 @@ class Said:
             return "its content does not begin with what was streamed"
         if not (message.reasoning_content or "").startswith(self.reasoning):
             return "its reasoning does not begin with what was streamed"
+        if (reason := self._reason_against_calls(message.tool_calls or [])) is not None:
+            return reason
         ids = self.ids
         if ids is None:
             return None
@@ -152,6 +224,46 @@ class Said:
         if self.prompt is not None and prompt != self.prompt:
             return "its prompt_token_ids are not those that were streamed with"
         return None
+
+    def _reason_against_calls(self, calls: list[ToolCall]) -> str | None:
+        said = self.calls
+        if len(calls) < len(said):
+            return f"it has {len(calls)} of the {len(said)} tool calls that were streamed"
+        for number, (before, call) in enumerate(zip(said, calls, strict=False)):
+            ended = number + 1 < len(said)
+            function, whole = before.function, call.function
+            if function.name != whole.name or call.id not in (None, before.id):
+                return f"tool call {number} is another one than was streamed"
+            if not whole.arguments.startswith(function.arguments) or (
+                ended and whole.arguments != function.arguments
+            ):
+                return f"the arguments of tool call {number} are not those that were streamed"
+        return None
+
+
+class _CallSaid:
+    """A tool call as far as it was said."""
+
+    __slots__ = ("arguments", "id", "name")
+
+    def __init__(self, id: str, name: str) -> None:
+        self.id = id
+        self.name = name
+        self.arguments: list[str] = []
+
+
+def new_call_id() -> str:
+    """An id for a tool call that its worker gave none."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+def _with_ids_of(known: records.CallPartial, span: records.CallPartial) -> records.CallPartial:
+    """A span sent again, with the ids that were minted for its calls the first time."""
+    calls = tuple(
+        replace(delta, id=before.id) if delta.id is None else delta
+        for before, delta in zip(known.calls, span.calls, strict=False)
+    )
+    return replace(span, calls=calls + span.calls[len(calls) :])
 
 
 def runs(pieces: Iterable[tuple[int, PolicyVersion | None]]) -> list[VersionSpan]:

@@ -10,7 +10,8 @@ from msgspec import Struct
 
 from rock.modelservice.graph import tokens
 from rock.modelservice.graph.rows import CallTokens
-from rock.modelservice.wire import AssistantMessage, FinishReason, Usage, VersionSpan
+from rock.modelservice.wire import AssistantMessage, FinishReason, Part, Usage, VersionSpan
+from rock.modelservice.wire.partial import ToolCallDelta
 from rock.types import CallId, PolicyVersion
 
 
@@ -23,6 +24,8 @@ class AnswerChoice(Struct, frozen=True, kw_only=True):
     packed_logprobs: bytes | None = None
     version_spans: tuple[VersionSpan, ...] | None = None
     """Which weights sampled which tokens, if not one version sampled all."""
+    parts: tuple[Part, ...] | None = None
+    """What the tokens spell, if the worker knew."""
 
     @property
     def token_ids(self) -> list[int] | None:
@@ -33,6 +36,19 @@ class AnswerChoice(Struct, frozen=True, kw_only=True):
         return (
             None if self.packed_logprobs is None else tokens.unpack_logprobs(self.packed_logprobs)
         )
+
+
+class Delta(Struct, frozen=True, kw_only=True):
+    """More of an answer that is not whole yet."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: tuple[ToolCallDelta, ...] = ()
+    prompt_tokens: int | None = None
+    """How long the prompt is, where a worker said so with its first span."""
+
+    def __bool__(self) -> bool:
+        return bool(self.content or self.reasoning or self.calls)
 
 
 class Answer(Struct, frozen=True, kw_only=True):

@@ -224,6 +224,10 @@ class MessageGraph:
                 other = parent[other]
         return depth[leaf]
 
+    def depth(self, leaf: int) -> int:
+        """How many messages the request that ends in `leaf` has."""
+        return self._depth[leaf]
+
     def messages(self, leaf: int, after: int = 0) -> list[Raw]:
         """The request that ends in `leaf`, byte for byte, without its first `after` messages."""
         found: list[Raw] = []

@@ -13,7 +13,6 @@ the others do not notice.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -24,21 +23,15 @@ from typing import Any, Self
 import msgspec
 from yarl import URL
 
-from rock.errors import ConfigError, RockError
+from rock.config import validated
+from rock.errors import ConfigError
 from rock.modelservice import keys
 from rock.modelservice.hosting.server import READY_FILE, Ready
-from rock.modelservice.hosting.supervise import ServiceProcess
+from rock.modelservice.hosting.supervise import ServiceProcess, keep_up
 from rock.modelservice.journal.journal import FILE_NAME as JOURNAL
 from rock.modelservice.keys import Keys
 from rock.modelservice.settings import ServiceConfig
 
-log = logging.getLogger(__name__)
-
-FIRST_PAUSE_SECONDS = 0.1
-LONGEST_PAUSE_SECONDS = 10.0
-"""Between two starts of a shard that does not stay up."""
-STEADY_SECONDS = 30.0
-"""Up for so long, a shard's next crash counts as its first."""
 _FOLDER = re.compile(r"shard-(\d+)")
 
 
@@ -58,7 +51,8 @@ class ServiceFleet:
         if shards < 1:
             raise ConfigError(f"shards: expected at least 1, got {shards}")
         self.state_dir = state_dir
-        config = ServiceConfig.model_validate({**(settings or {}), "state_dir": state_dir})
+        given = {**(settings or {}), "state_dir": state_dir}
+        config = validated(ServiceConfig, given, source="settings")
         self.shards = [
             ServiceProcess(
                 state_dir / f"shard-{number}",
@@ -96,7 +90,7 @@ class ServiceFleet:
                 shard.open_sockets()
             ports = ",".join(url.rpartition(":")[2] for url in self.control_urls)
             for number, shard in enumerate(self.shards):
-                shard.set(shard=number, shard_control_ports=ports)
+                shard.set(shard=number, shard_control_ports=ports, on_journal_failure="exit")
             starts = [asyncio.ensure_future(shard.__aenter__()) for shard in self.shards]
             try:
                 await asyncio.gather(*starts)
@@ -104,7 +98,7 @@ class ServiceFleet:
                 for start in starts:
                     start.cancel()
                 await asyncio.gather(*starts, return_exceptions=True)
-            self._watches = [asyncio.create_task(_keep_up(shard)) for shard in self.shards]
+            self._watches = [asyncio.create_task(keep_up(shard)) for shard in self.shards]
             await asyncio.to_thread(self._tell_ready)
         except BaseException:
             await self.stop()
@@ -166,21 +160,3 @@ def _place(config: ServiceConfig, number: int) -> dict[str, int | str]:
             )
         found["public_agent_url"] = str(public.with_port(public.explicit_port + number))
     return found
-
-
-async def _keep_up(shard: ServiceProcess) -> None:
-    """Start the shard again whenever its process has ended."""
-    loop = asyncio.get_running_loop()
-    pause = FIRST_PAUSE_SECONDS
-    while True:
-        since = loop.time()
-        code = await shard.wait()
-        if loop.time() - since > STEADY_SECONDS:
-            pause = FIRST_PAUSE_SECONDS
-        log.error("%s ended with code %s; starting it again", shard.state_dir.name, code)
-        await asyncio.sleep(pause)
-        pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
-        try:
-            await shard.restart()
-        except RockError as exc:
-            log.error("%s could not be started: %s", shard.state_dir.name, exc.message)

@@ -23,13 +23,14 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from rock.errors import RockError, SessionClosed
-from rock.modelservice import backends
+from rock.errors import ConfigError, RockError, ServiceUnavailable, SessionClosed
+from rock.modelservice.backends.running import running
 from rock.modelservice.client.worker import Policy
 from rock.modelservice.keys import Keys, ensure_keys
 from rock.modelservice.planes.agent_plane import AgentPlane
 from rock.modelservice.planes.attach import AttachPoint
 from rock.modelservice.planes.control_plane import ControlPlane
+from rock.modelservice.planes.counted import TokenCount
 from rock.modelservice.planes.listening import Adapter, Bounds, bind, listening, url_of
 from rock.modelservice.service.service import ModelService
 from rock.modelservice.settings import ServiceConfig
@@ -76,11 +77,17 @@ async def serving(
     async with AsyncExitStack() as stack:
         service = await stack.enter_async_context(ModelService.open(config))
         keys = ensure_keys(config.state_dir)
+        count = TokenCount(service)
         agent = agent_socket or bind(config.agent_host, config.agent_port)
         stack.callback(agent.close)
         control = control_socket or bind(config.control_host, config.control_port)
         stack.callback(control.close)
-        workers = await stack.enter_async_context(backends.running(service, policies or {}))
+        workers = await stack.enter_async_context(running(service, policies or {}))
+        if config.default_backend not in ("queue", *workers):
+            known = ", ".join(["queue", *workers])
+            raise ConfigError(
+                f"default_backend: expected one of {known}, got {config.default_backend!r}"
+            )
 
         @asynccontextmanager
         async def lend(listener: socket.socket, session_id: str) -> AsyncGenerator[None, None]:
@@ -91,7 +98,7 @@ async def serving(
             except RockError:
                 listener.close()
                 raise
-            plane = AgentPlane(service, bound=session)
+            plane = AgentPlane(service, count, bound=session)
             async with listening(listener, _agent_adapter(plane, config)):
                 yield
 
@@ -108,7 +115,7 @@ async def serving(
         )
         adapter = Adapter(control_plane.handle, control_plane.refusal, Bounds.of(config))
         await stack.enter_async_context(listening(control, adapter))
-        adapter = _agent_adapter(AgentPlane(service), config)
+        adapter = _agent_adapter(AgentPlane(service, count), config)
         await stack.enter_async_context(listening(agent, adapter))
         yield Running(service, url_of(agent), url_of(control), attach_path, keys)
 
@@ -127,6 +134,8 @@ def run(
     on_ready: Callable[[Ready], None] | None = None,
 ) -> None:
     """Serve until SIGTERM, SIGINT or, if given, the death of `parent_pid`. Blocks.
+
+    Raises `JournalError` when the journal fails, if the settings say so (`on_journal_failure`).
 
     `agent_fd` and `control_fd` are listening sockets inherited from whoever owns them.
     """
@@ -163,21 +172,28 @@ async def _run(
                 log.info(
                     "serving agents on %s, control on %s", running.agent_url, running.control_url
                 )
+                if config.on_journal_failure == "exit":
+                    running.service.on_journal_failed(stop.set)
                 await stop.wait()
+                if running.service.error is not None:
+                    raise running.service.error
             finally:
                 ready.unlink(missing_ok=True)
 
 
 def read_ready(state_dir: Path) -> Ready | None:
-    """Where the service of `state_dir` listens; None while it is not up."""
+    """Where the service of `state_dir` listens; None while it is not up. One that was killed leaves
+    its file behind. Raises `ServiceUnavailable` for a file that cannot be read."""
     try:
         return msgspec.json.decode((state_dir / READY_FILE).read_bytes(), type=Ready)
-    except FileNotFoundError:
+    except (FileNotFoundError, msgspec.DecodeError):
         return None
+    except OSError as exc:
+        raise ServiceUnavailable(f"{state_dir / READY_FILE} cannot be read: {exc}") from exc
 
 
 def _write_ready(path: Path, running: Running) -> Ready:
-    """Atomically: whoever sees the file sees all of it."""
+    """Atomically: whoever sees the file sees all of it. Raises `ServiceUnavailable`."""
     ready = Ready(
         pid=os.getpid(),
         agent_url=running.agent_url,
@@ -185,8 +201,11 @@ def _write_ready(path: Path, running: Running) -> Ready:
         attach_path=str(running.attach_path),
     )
     draft = path.with_suffix(".new")
-    draft.write_bytes(msgspec.json.encode(ready))
-    draft.replace(path)
+    try:
+        draft.write_bytes(msgspec.json.encode(ready))
+        draft.replace(path)
+    except OSError as exc:
+        raise ServiceUnavailable(f"{path} cannot be written: {exc.strerror}") from exc
     return ready
 
 

@@ -12,23 +12,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
 
 from rock import process
-from rock.config import inherited_environment
-from rock.errors import ServiceUnavailable
+from rock.config import inherited_environment, validated
+from rock.errors import RockError, ServiceUnavailable
 from rock.modelservice.hosting.server import Ready, read_ready
 from rock.modelservice.keys import Keys, read_keys
 from rock.modelservice.planes.listening import bind, url_of
 from rock.modelservice.settings import ServiceConfig
 
+log = logging.getLogger(__name__)
+
 LOG_FILE = "service.log"
 LOG_TAIL_BYTES = 4000
+FIRST_PAUSE_SECONDS = 0.1
+LONGEST_PAUSE_SECONDS = 10.0
+"""Between two starts of a service that does not stay up."""
+STEADY_SECONDS = 30.0
+"""Up for so long, a service's next crash counts as its first."""
 
 
 class ServiceProcess:
@@ -47,8 +56,10 @@ class ServiceProcess:
         stop_seconds: float = 10.0,
     ) -> None:
         """`settings` are fields of ServiceConfig; `backends` are as for `rock serve --backend`;
-        `environment` is added to this process's own, for the keys of hosted models."""
-        self._config = ServiceConfig.model_validate({**(settings or {}), "state_dir": state_dir})
+        `environment` is added to this process's own, for the keys of hosted models. Raises `ConfigError`.
+        """
+        given = {**(settings or {}), "state_dir": state_dir}
+        self._config = validated(ServiceConfig, given, source="settings")
         self._settings = dict(settings or {})
         self._backends = list(backends)
         self._api_base = api_base
@@ -58,6 +69,8 @@ class ServiceProcess:
         self._stop_seconds = stop_seconds
         self._sockets: list[socket.socket] = []
         self._process: process.Process | None = None
+        self._log_start = 0
+        """Where in its log the last start began."""
         self._ready: Ready | None = None
 
     @property
@@ -164,19 +177,24 @@ class ServiceProcess:
             argv += ["--api-base", self._api_base]
         if self._exit_with_parent:
             argv += ["--parent-pid", str(os.getpid())]
-        with (self.state_dir / LOG_FILE).open("ab") as log:
+        with (self.state_dir / LOG_FILE).open("ab") as output:
             # litellm would otherwise fetch its price list over the network at every start.
             env = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", **inherited_environment()}
             env.update(self._environment)
             self._process = await process.start(
-                argv, env=env, stdout=log, stderr=log, pass_fds=(agent, control)
+                argv, env=env, stdout=output, stderr=output, pass_fds=(agent, control)
             )
-        await self._wait_until_ready(self._process)
+        try:
+            await self._wait_until_ready(self._process)
+        except ServiceUnavailable:
+            await self._stop_process()
+            raise
 
     def _prepare(self) -> None:
         try:
             self.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             (self.state_dir / LOG_FILE).touch()
+            self._log_start = (self.state_dir / LOG_FILE).stat().st_size
         except OSError as exc:
             raise ServiceUnavailable(
                 f"{self.state_dir}: expected a directory that can be written: {exc.strerror}"
@@ -202,7 +220,49 @@ class ServiceProcess:
         self._ready = ready
 
     def _log_tail(self) -> str:
+        """What the last start wrote, or why it could not."""
+        text = b""
         with contextlib.suppress(OSError):
-            text = (self.state_dir / LOG_FILE).read_bytes()[-LOG_TAIL_BYTES:]
+            text = (self.state_dir / LOG_FILE).read_bytes()[self._log_start :][-LOG_TAIL_BYTES:]
+        if text:
             return text.decode("utf-8", "replace")
+        with contextlib.suppress(OSError):
+            disk = os.statvfs(self.state_dir)
+            if disk.f_bavail * disk.f_frsize < LOG_TAIL_BYTES:
+                return f"(no log: no space left on the device of {self.state_dir})"
         return "(no log)"
+
+
+async def keep_up(service: ServiceProcess) -> None:
+    """Start the service again whenever its process has ended, until cancelled. One that does not stay
+    up is given more and more time between two starts."""
+    loop, name = asyncio.get_running_loop(), service.state_dir.name
+    pause = FIRST_PAUSE_SECONDS
+    while True:
+        since = loop.time()
+        code = await service.wait()
+        if loop.time() - since > STEADY_SECONDS:
+            pause = FIRST_PAUSE_SECONDS
+        log.error("ModelService in %s ended with code %s; starting it again", name, code)
+        started = False
+        while not started:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+            try:
+                await service.restart()
+                started = True
+            except (RockError, OSError) as exc:
+                log.error("ModelService in %s could not be started: %s", name, exc)
+
+
+@asynccontextmanager
+async def kept_up(service: ServiceProcess) -> AsyncGenerator[ServiceProcess, None]:
+    """A service that is started, and started again after every crash, until the end of the block."""
+    service.set(on_journal_failure="exit")
+    async with service:
+        watch = asyncio.create_task(keep_up(service))
+        try:
+            yield service
+        finally:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)

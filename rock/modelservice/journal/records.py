@@ -13,11 +13,19 @@ from msgspec import Raw, Struct
 
 from rock.errors import BadRequest
 from rock.modelservice.graph.answer import AnswerChoice
-from rock.modelservice.states import Event
-from rock.modelservice.wire import CloseReason, LimitName, OptionalRaw, SessionSpec, Usage
+from rock.modelservice.states import Event, State
+from rock.modelservice.wire import (
+    CloseReason,
+    LimitName,
+    MessageTokens,
+    OptionalRaw,
+    SessionSpec,
+    Usage,
+)
 from rock.modelservice.wire.interceptors import Interceptor
+from rock.modelservice.wire.partial import ToolCallDelta
 
-SCHEMA = 2
+SCHEMA = 3
 """Version of these shapes, in the journal's header. A journal with a higher one is refused."""
 
 
@@ -62,6 +70,8 @@ class SessionArchived(_Record, tag="session_archived"):
     bound: float | None = None
     at: float | None = None
     """When it was closed."""
+    counts: dict[State, int] = {}
+    """Its calls by the state they ended in; unknown in markers of before there was this."""
 
 
 class Edited(Struct, omit_defaults=True):
@@ -109,6 +119,8 @@ class CallPartial(_Record, tag="partial"):
     index: int
     content: str = ""
     reasoning: str = ""
+    calls: tuple[ToolCallDelta, ...] = ()
+    """Each new one has its id."""
     ids: bytes | None = None
     logprobs: bytes | None = None
     policy_version: int | None = None
@@ -130,7 +142,11 @@ class CallAnswered(_Record, tag="answered"):
     choices: tuple[AnswerChoice, ...]
     prompt_ids: bytes | None = None
     """Packed ids: the whole prompt, or with `continues` what follows the parent's sequence."""
+    prompt_parts: tuple[MessageTokens, ...] | None = None
+    """Which of the last of them are which message, if the worker knew."""
     continues: bool = False
+    kept: int | None = None
+    """How many tokens of the parent's sequence come before `prompt_ids`, if not all of it."""
     policy_version: int | None = None
     usage: Usage | None = None
     untrainable: str | None = None
@@ -176,6 +192,7 @@ class GroupPublished(_Record, tag="group_published"):
 
 class GroupAcknowledged(_Record, tag="group_acknowledged"):
     group_id: str
+    step: int | None = None
 
 
 OfCall = CallLeased | CallPartial | SpansDropped | CallAnswered | CallMoved | CallFailedRecord

@@ -17,6 +17,7 @@ from msgspec import Struct
 from rock.modelservice.journal import records, segments
 from rock.modelservice.journal.segments import Segment, Spot
 from rock.modelservice.sessions import Over
+from rock.modelservice.states import State
 
 
 class Retired(Struct, frozen=True):
@@ -26,6 +27,8 @@ class Retired(Struct, frozen=True):
     over: Over
     at: float | None
     """When it was closed, in seconds since 1970."""
+    counts: dict[State, int]
+    """Its calls, by state."""
 
 
 class Stretch(Struct, frozen=True):
@@ -65,7 +68,7 @@ class Shelf:
             case records.PolicyChanged():
                 self.policy = place
             case records.GroupPublished():
-                self.groups.setdefault(record.group_id, place)
+                self.groups[record.group_id] = place  # a later revision stands
             case records.GroupAcknowledged():
                 self.groups.pop(record.group_id, None)
             case records.SessionArchived():
@@ -87,7 +90,10 @@ class Shelf:
         self.places.pop(marker.session, None)
         self.archived[marker.session] = marker
         self.retired[marker.session] = Retired(
-            marker.key_sha256, Over(marker.reason, marker.limit, marker.bound), marker.at
+            marker.key_sha256,
+            Over(marker.reason, marker.limit, marker.bound),
+            marker.at,
+            marker.counts,
         )
 
     def forget(self, session_id: str) -> Retired:

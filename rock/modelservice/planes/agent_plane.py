@@ -25,14 +25,16 @@ from rock.errors import (
     BadRequest,
     ContextLengthExceeded,
     Forbidden,
+    JournalError,
     NotFound,
     RockError,
     SessionClosed,
     Unauthorized,
 )
 from rock.modelservice import dialects
-from rock.modelservice.dialects import Dialect, ErrorReply, Exchange, Renderer
+from rock.modelservice.dialects import CountRoute, Dialect, ErrorReply, Exchange, Renderer
 from rock.modelservice.dialects.auxiliary import Kind, classify, never_asks_twice
+from rock.modelservice.planes.counted import HEADER, TokenCount
 from rock.modelservice.planes.plane import EventStream, Reply, Request
 from rock.modelservice.service.service import Call, Incoming, ModelService, Session
 from rock.modelservice.telemetry.logs import about
@@ -46,8 +48,11 @@ MAX_KEY_CHARS = 256
 class AgentPlane:
     """Handlers of one listener. `bound` is the session that its connections belong to, if one."""
 
-    def __init__(self, service: ModelService, *, bound: Session | None = None) -> None:
+    def __init__(
+        self, service: ModelService, count: TokenCount, *, bound: Session | None = None
+    ) -> None:
         self._service = service
+        self._count = count
         self._bound = bound
         self._config = service.config
 
@@ -57,12 +62,11 @@ class AgentPlane:
         dialect = dialects.spoken(route, request.headers)
         try:
             session = self._session(key, request.headers)
-            if route in dialects.BY_ROUTE or route in dialects.LOCAL:
+            if route in dialects.BY_ROUTE or route in dialects.COUNTED:
                 if request.method != "POST":
                     return not_allowed(dialect, request, "POST")
-                if route in dialects.LOCAL:
-                    _, answer = dialects.LOCAL[route]
-                    return Reply(200, answer(await request.read(), request.headers))
+                if route in dialects.COUNTED:
+                    return await self._counted(session, dialects.COUNTED[route][1], request)
                 return await self._complete(session, dialect, request)
             if route == "/models" or route.startswith("/models/"):
                 if request.method != "GET":
@@ -72,10 +76,16 @@ class AgentPlane:
         except RockError as exc:
             return self.refusal(exc, dialect)
 
+    async def _counted(self, session: Session, route: CountRoute, request: Request) -> Reply:
+        history = _SessionHistory(self._service, session)
+        tokens, exact = await self._count.of(session, route.parse(await request.read(), history))
+        headers = {HEADER: "exact" if exact else "estimate"}
+        return Reply(200, route.render(tokens), headers)
+
     def refusal(self, exc: RockError, dialect: Dialect = dialects.DEFAULT) -> Reply:
         self._service.refused(exc.code)
         log.info("request refused", extra=about(status=exc.status, code=exc.code))
-        return _reply(dialect.error(exc))
+        return _reply(dialect.error(_for_agents(exc)))
 
     def _session(self, key: str | None, headers: Mapping[str, str]) -> Session:
         given = key or _api_key(headers)
@@ -164,6 +174,9 @@ class _CallStream:
         self._call = call
         self._encoder = renderer.stream(call.id)
         self._failed = False
+        """The call has no answer; everybody knows."""
+        self._unfinished = False
+        """It has one, which could not be written to the end."""
 
     def opened(self) -> EventStream:
         return EventStream(self._frames(), sent=self._sent, lost=self._lost)
@@ -186,21 +199,31 @@ class _CallStream:
                     quiet_since = clock()
             answer = await self._call.answer()
         except RockError as exc:
-            log.info("stream ended badly", extra=about(call_id=self._call.id, code=exc.code))
             self._failed = True
-            yield self._encoder.error(exc)
+            last = self._broken_off(exc)
         else:
-            yield b"".join(self._encoder.answer(answer))
+            try:
+                last = b"".join(self._encoder.answer(answer))
+            except RockError as exc:  # the answer is there, and a retry gets it
+                self._unfinished = True
+                last = self._broken_off(exc)
+        yield last
+
+    def _broken_off(self, exc: RockError) -> bytes:
+        log.info("stream ended badly", extra=about(call_id=self._call.id, code=exc.code))
+        return self._encoder.error(_for_agents(exc))
 
     def _deltas(self, seen: int) -> bytes:
         """The spans after the first `seen`, which from now on the answer must begin with."""
         spans = self._call.spans_after(seen)
-        frames = b"".join([self._encoder.delta(text, reasoning) for text, reasoning in spans])
+        frames = b"".join([self._encoder.delta(span) for span in spans])
         self._call.shown = self._call.shown or bool(frames)
         return frames
 
     def _sent(self) -> None:
-        if not self._failed:
+        if self._unfinished:
+            self._service.agent_left(self._call)
+        elif not self._failed:
             self._service.sent(self._call)
 
     def _lost(self) -> None:
@@ -253,6 +276,13 @@ def _model(name: str) -> dict[str, str | int]:
     openai: dict[str, str | int] = {"object": "model", "created": 0, "owned_by": "rock"}
     anthropic = {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
     return {"id": name, **openai, **anthropic}
+
+
+def _for_agents(exc: RockError) -> RockError:
+    """What an agent may hear of an error: not where on the host the journal is."""
+    if isinstance(exc, JournalError):
+        return JournalError("the service cannot store anything now; try again")
+    return exc
 
 
 def not_allowed(dialect: Dialect, request: Request, allowed: str) -> Reply:

@@ -69,10 +69,12 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_adapter",
         "_arriving",
+        "_asked",
         "_deaf",
         "_drained",
         "_head_at",
         "_head_bytes",
+        "_idle_since",
         "_linger",
         "_loop",
         "_parser",
@@ -81,7 +83,6 @@ class Connection(asyncio.Protocol):
         "_queue",
         "_transport",
         "closing",
-        "seen_at",
         "task",
     )
 
@@ -105,7 +106,10 @@ class Connection(asyncio.Protocol):
         self.closing = False
         """No further request is taken."""
         self.task: asyncio.Task[None] | None = None
-        self.seen_at = self._loop.time()
+        self._asked = False
+        """A request has come."""
+        self._idle_since = self._loop.time()
+        """Since when no request is being answered, whatever else may trickle in."""
 
     # --- the transport's side ---
 
@@ -132,7 +136,6 @@ class Connection(asyncio.Protocol):
             drained.set_result(None)
 
     def data_received(self, data: bytes) -> None:
-        self.seen_at = self._loop.time()
         if self._deaf:
             return
         begun = self._arriving
@@ -228,6 +231,7 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         incoming, self._arriving = self._arriving, None
         assert incoming is not None
+        self._asked = True
         incoming.method = self._parser.get_method().decode("ascii", "replace")
         incoming.version = self._parser.get_http_version()
         incoming.keep_alive = self._parser.should_keep_alive() and incoming.version == "1.1"
@@ -355,6 +359,7 @@ class Connection(asyncio.Protocol):
         if not incoming.keep_alive or self.closing:
             self._transport.close()
             return
+        self._idle_since = self._loop.time()
         self._transport.resume_reading()
         self._next()
 
@@ -406,8 +411,11 @@ class Connection(asyncio.Protocol):
         self._transport.abort()
 
     def sweep(self, now: float, *, keep_seconds: float) -> None:
-        """Close a connection that was idle for too long, or whose head does not come."""
-        if self._arriving is not None and now - self._head_at > self._adapter.bounds.body_seconds:
+        """Close a connection whose head does not come, that never asked, or that was idle too long."""
+        head_seconds = self._adapter.bounds.body_seconds
+        if self._arriving is not None and now - self._head_at > head_seconds:
             self._transport.abort()
-        elif self.task is None and now - self.seen_at > keep_seconds:
-            self._transport.close()
+        elif self.task is None:
+            bound = keep_seconds if self._asked else head_seconds
+            if now - self._idle_since > bound:
+                self._transport.close()

@@ -1,6 +1,7 @@
 """A plane on a listening socket: who is let in, who is noticed to be gone, and how it ends.
 
-Every wait for the other side has a bound: a body must arrive within `body_seconds`; a peer that
+Every wait for the other side has a bound: a first request, a head once it has begun and a body must each
+arrive within `body_seconds`; a peer that
 acknowledges or takes nothing for `peer_timeout_seconds` is gone (the kernel says so, for a half-open
 connection and for a reader that stopped reading alike). How HTTP is spoken is in `connection`.
 """
@@ -35,7 +36,8 @@ async def listening(listener: socket.socket, adapter: Adapter) -> AsyncGenerator
     try:
         _notice_silence(listener, adapter.bounds.peer_timeout_seconds)
         server = await _serve(listener, adapter, peers)
-        sweeping = asyncio.create_task(_sweep(peers))
+        pause = min(SWEEP_SECONDS, adapter.bounds.body_seconds)
+        sweeping = asyncio.create_task(_sweep(peers, pause))
         yield
     finally:
         if sweeping is not None:
@@ -59,10 +61,10 @@ async def _serve(
     return await loop.create_server(connect, sock=listener, backlog=BACKLOG)
 
 
-async def _sweep(peers: set[Connection]) -> None:
+async def _sweep(peers: set[Connection], pause_seconds: float) -> None:
     loop = asyncio.get_running_loop()
     while True:
-        await asyncio.sleep(SWEEP_SECONDS)
+        await asyncio.sleep(pause_seconds)
         for peer in list(peers):
             peer.sweep(loop.time(), keep_seconds=KEEPALIVE_TIMEOUT_SECONDS)
 

@@ -11,7 +11,9 @@ import importlib
 from typing import Any, Self
 
 from rock.errors import ConfigError
-from rock.modelservice.policies.hosted import Retries, arguments_of, completion_of, extras_of
+from rock.modelservice.policies.answers import completion_of
+from rock.modelservice.policies.asking import arguments_of, extras_of
+from rock.modelservice.policies.hosted import Retries
 from rock.modelservice.wire import Completion, Lease
 
 PASSED_ON = frozenset({"logit_bias", "logprobs", "top_logprobs", "user", "verbosity"})

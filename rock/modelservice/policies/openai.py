@@ -1,23 +1,48 @@
 """Any OpenAI-compatible server through the openai package: a hosted model or an inference engine.
 
-With `ask_tokens` it also asks for token ids and log-probabilities, in the form that vLLM takes;
-where the engine gives them the answers are trainable.
+With `tokens="required"` it also asks for token ids and log-probabilities, in the form that vLLM takes,
+and tries at the start whether the server gives them: one that strips them is refused with the reason.
+Requests go out as the agent wrote them (`asking`); what an agent reads as it comes is streamed.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Self
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Any, Literal, Self
 
+import msgspec
 import openai
 
-from rock.errors import ConfigError
-from rock.modelservice.policies.hosted import Retries, arguments_of, completion_of, extras_of
-from rock.modelservice.wire import Completion, Lease
+from rock.errors import ConfigError, RockError
+from rock.modelservice.policies.answers import (
+    Gathered,
+    completion_of,
+    reason_against_tokens,
+    text_completion_of,
+)
+from rock.modelservice.policies.asking import chat_body, completions_body, is_prompt
+from rock.modelservice.policies.hosted import Retries, translated
+from rock.modelservice.policies.streamed import Voice, relayed
+from rock.modelservice.wire import CanonicalRequest, Completion, Lease
+
+log = logging.getLogger(__name__)
+
+Tokens = Literal["off", "required"]
+CHAT, COMPLETIONS = "/chat/completions", "/completions"
+_JSON: Any = {"headers": {"Content-Type": "application/json"}}
+_ASK_TOKENS: dict[str, object] = {"return_token_ids": True, "logprobs": True}
+_STREAM: dict[str, object] = {"stream": True, "stream_options": {"include_usage": True}}
+_PROBE = CanonicalRequest(
+    model="", messages=[msgspec.Raw(b'{"role":"user","content":"Hi"}')], max_tokens=1
+)
 
 
 class OpenAIPolicy:
-    """Answers leases with one chat completion each. Use as `async with`, which closes connections."""
+    """Answers leases with one completion each. Use as `async with`, which tries the server's tokens and
+    in the end closes connections."""
 
     def __init__(
         self,
@@ -25,14 +50,16 @@ class OpenAIPolicy:
         *,
         base_url: str | None = None,
         api_key: str | None = None,
-        ask_tokens: bool = False,
+        tokens: Tokens = "off",
         timeout_seconds: float = 600.0,
         retries: Retries | None = None,
     ) -> None:
         """`base_url` and `api_key` default to OPENAI_BASE_URL and OPENAI_API_KEY."""
         self._model = model
         self._retries = retries or Retries()
-        self._tokens = {"return_token_ids": True, "logprobs": True} if ask_tokens else {}
+        self._tokens = tokens == "required"
+        self._streams = True
+        """Whether what the server streams is as good as what it says whole."""
         try:
             self._client = openai.AsyncOpenAI(
                 base_url=base_url, api_key=api_key, timeout=timeout_seconds, max_retries=0
@@ -41,6 +68,13 @@ class OpenAIPolicy:
             raise ConfigError(f"backend openai: {exc}") from exc
 
     async def __aenter__(self) -> Self:
+        """Raises ConfigError for a server that does not give the tokens that are required."""
+        if self._tokens:
+            try:
+                await self._probe()
+            except BaseException:
+                await self._client.close()
+                raise
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -49,18 +83,103 @@ class OpenAIPolicy:
     async def __call__(self, leases: list[Lease]) -> list[Completion]:
         return list(await asyncio.gather(*(self._answer(lease) for lease in leases)))
 
+    async def speak(self, lease: Lease, voice: Voice) -> Completion:
+        """Say the answer as it comes, where an agent reads it so and the server can."""
+        request = lease.request
+        if not lease.streams or not self._streams or request.n != 1 or is_prompt(request):
+            return await self._answer(lease)
+        gathered = Gathered()
+        async with aclosing(await self._opened(lease)) as chunks:
+            try:
+                await relayed(chunks, gathered, voice, with_tokens=self._tokens)
+            except openai.OpenAIError as exc:
+                raise translated(exc, self._target) from exc
+        return gathered.completion(lease)
+
+    @property
+    def _target(self) -> str:
+        return f"{self._client.base_url} {self._model}"
+
     async def _answer(self, lease: Lease) -> Completion:
-        body: dict[str, Any] = {
-            **extras_of(lease.request),
-            **arguments_of(lease.request),
-            **self._tokens,
-        }
-        messages = body.pop("messages")
+        if not is_prompt(lease.request):
+            more = _ASK_TOKENS if self._tokens else {}
+            body = chat_body(lease.request, self._model, more)
+            return completion_of(lease, await self._asked(CHAT, body), cost_usd=None)
+        more = {**_ASK_TOKENS, "logprobs": 0} if self._tokens else {}
+        body = completions_body(lease.request, self._model, more)
+        return text_completion_of(lease, await self._asked(COMPLETIONS, body))
 
+    async def _asked(self, path: str, body: bytes) -> Any:
         async def ask() -> Any:
-            return await self._client.chat.completions.create(
-                model=self._model, messages=messages, extra_body=body
-            )
+            return await self._client.post(path, content=body, cast_to=object, options=_JSON)
 
-        response = await self._retries.run(ask, target=f"{self._client.base_url} {self._model}")
-        return completion_of(lease, response.model_dump(), cost_usd=None)
+        return await self._retries.run(ask, target=self._target)
+
+    async def _opened(self, lease: Lease) -> AsyncGenerator[Any, None]:
+        """A stream whose first chunk is there: until then a failure is tried again."""
+        more = {**_STREAM, **(_ASK_TOKENS if self._tokens else {})}
+        body = chat_body(lease.request, self._model, more)
+
+        async def begin() -> tuple[Any, AsyncGenerator[Any, None]]:
+            chunks = self._chunks(body)
+            try:
+                return await anext(chunks, None), chunks
+            except BaseException:
+                await chunks.aclose()
+                raise
+
+        first, rest = await self._retries.run(begin, target=self._target)
+        return _rejoined(first, rest)
+
+    async def _chunks(self, body: bytes) -> AsyncGenerator[Any, None]:
+        """Raises OpenAIError, whatever the HTTP library below raises while it reads."""
+        stream = await self._client.post(
+            CHAT,
+            content=body,
+            cast_to=object,
+            options=_JSON,
+            stream=True,
+            stream_cls=openai.AsyncStream[object],
+        )
+        try:
+            async for chunk in stream:
+                yield chunk
+        except openai.OpenAIError:
+            raise
+        except Exception as exc:
+            request = stream.response.request
+            raise openai.APIConnectionError(message=f"{exc!r}", request=request) from exc
+        finally:
+            await stream.close()
+
+    async def _probe(self) -> None:
+        lease = Lease("probe", "probe", "probe", 1, 60.0, _PROBE)
+        try:
+            reason = reason_against_tokens(await self._answer(lease))
+        except RockError as exc:
+            reason = exc.message
+        if reason is not None:
+            raise ConfigError(f"backend openai: {self._target}: tokens are required, but {reason}")
+        try:
+            async with aclosing(await self._opened(lease)) as chunks:
+                reason = reason_against_tokens(await _read(chunks, lease))
+        except (openai.OpenAIError, RockError) as exc:
+            reason = str(exc)
+        if reason is not None:
+            self._streams = False
+            log.warning("%s answers whole only: when it streams, %s", self._target, reason)
+
+
+async def _rejoined(first: Any, rest: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    async with aclosing(rest):
+        if first is not None:
+            yield first
+            async for chunk in rest:
+                yield chunk
+
+
+async def _read(chunks: AsyncIterator[Any], lease: Lease) -> Completion:
+    gathered = Gathered()
+    async for chunk in chunks:
+        gathered.add(chunk)
+    return gathered.completion(lease)

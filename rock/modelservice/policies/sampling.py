@@ -21,7 +21,14 @@ import openai
 from rock.errors import UpstreamError
 from rock.modelservice.policies.hosted import Retries
 from rock.modelservice.render import TokenRenderer
-from rock.modelservice.text import Format, finish_reason, format_named, parse
+from rock.modelservice.text import (
+    Format,
+    TextParser,
+    answer_parts,
+    finish_reason,
+    format_named,
+    message_of,
+)
 from rock.modelservice.wire import CanonicalRequest, Choice, Completion, Lease, VersionSpan
 
 
@@ -51,10 +58,19 @@ class Engine(Protocol):
 
 
 class SamplingPolicy:
-    """Answers leases by an engine. `format` names how the model writes tool calls and reasoning."""
+    """Answers leases by an engine. `format` names how the model writes tool calls and reasoning;
+    `tokenizer` is the service's name of the tokenizer, if it is to hold answers against it."""
 
-    def __init__(self, engine: Engine, renderer: TokenRenderer, format: str | Format) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        renderer: TokenRenderer,
+        format: str | Format,
+        *,
+        tokenizer: str | None = None,
+    ) -> None:
         """Raises `ConfigError` for an unknown format."""
+        self._tokenizer = tokenizer
         self._engine = engine
         self._renderer = renderer
         self._format = format_named(format) if isinstance(format, str) else format
@@ -71,18 +87,24 @@ class SamplingPolicy:
             lease_id=lease.lease_id,
             choices=[self._choice(lease, answer, in_reasoning=thinks) for answer in sampled],
             prompt_token_ids=prompt.ids,
+            prompt_parts=prompt.parts,
+            tokenizer=self._tokenizer,
             policy_version=sampled[0].policy_version if sampled else None,
         )
 
     def _choice(self, lease: Lease, answer: Sampled, *, in_reasoning: bool) -> Choice:
-        text = self._renderer.chat.decode(answer.ids)
-        message = parse(text, self._format, tools=lease.request.tools, in_reasoning=in_reasoning)
+        chat = self._renderer.chat
+        parser = TextParser(self._format, tools=lease.request.tools, in_reasoning=in_reasoning)
+        events = [*parser.feed(chat.decode(answer.ids)), *parser.finish()]
+        message = message_of(events)
+        starts = chat.starts(answer.ids)
         return Choice(
             message=message,
             finish_reason=finish_reason(message, truncated=answer.truncated),
             token_ids=answer.ids,
             logprobs=answer.logprobs,
             version_spans=list(answer.version_spans) or None,
+            parts=None if starts is None else answer_parts(starts, events),
         )
 
 

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rock.errors import BadRequest
+from rock.modelservice.render.parts import message_ends, prompt_parts
 from rock.modelservice.render.talk import Mark, Talk, marked
 from rock.modelservice.render.tokenizer import ChatTokenizer
+from rock.modelservice.wire import MessageTokens
 
 Status = Literal["root", "clean", "realigned", "fork"]
 Cause = Literal["template", "request", "answer", "stop_token", "no_parent_tokens"]
@@ -42,6 +44,8 @@ class Prompt:
     """The difference, for people."""
     new_text: str = ""
     """The text that was tokenised for this prompt: what is new in it, or all of it."""
+    parts: list[MessageTokens] | None = None
+    """Which of the new tokens are which message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,14 @@ class _CannotExtend(Exception):
 def root(chat: ChatTokenizer, talk: Talk) -> Prompt:
     """The conversation rendered as a whole. Raises `BadRequest`."""
     text = chat.render(talk.messages, talk.tools, ask=True, **talk.more)
-    return Prompt(chat.encode(text), "root", new_text=text)
+    ids, parts = _anew(chat, talk, text)
+    return Prompt(ids, "root", new_text=text, parts=parts)
+
+
+def _anew(chat: ChatTokenizer, talk: Talk, text: str) -> tuple[list[int], list[MessageTokens]]:
+    ids, starts = chat.encode_with_starts(text)
+    ends = message_ends(chat, talk, text, 0, _turns(chat, talk).every)
+    return ids, prompt_parts(starts, ends, 0)
 
 
 def extend(chat: ChatTokenizer, talk: Talk, sequence: Sequence[int] | None, covers: int) -> Prompt:
@@ -80,7 +91,8 @@ def extend(chat: ChatTokenizer, talk: Talk, sequence: Sequence[int] | None, cove
             raise _CannotExtend("no_parent_tokens", "the parent's tokens are unknown")
         return _extended(chat, talk, sequence, covers, text)
     except _CannotExtend as why:
-        return Prompt(chat.encode(text), "fork", why.cause, why.detail, text)
+        ids, parts = _anew(chat, talk, text)
+        return Prompt(ids, "fork", why.cause, why.detail, text, parts)
 
 
 def _extended(
@@ -91,19 +103,25 @@ def _extended(
         raise _CannotExtend("request", f"message {covers - 1} is no answer")
     between = _between(chat.render(messages, talk.tools, ask=True, **talk.more), marks)
     known = chat.decode(sequence)
-    _check_prompts(chat, talk, covers, between, known, text)
+    turns = _turns(chat, talk)
+    _check_prompts(chat, talk, covers, between, known, text, turns.answer)
     ending = chat.specials.get(sequence[-1]) if sequence else None
     own = _own_ending(chat, talk, messages[:covers], marks[-1])
-    rest, replaced = _rest(between.after, own, ending, tuple(chat.specials.values()))
-    ids = [*sequence, *_encode_after(chat, sequence, ending, rest)]
+    rest, replaced, closing = _rest(between.after, own, ending, tuple(chat.specials.values()))
+    new, starts = _encode_after(chat, sequence, ending, rest)
+    ids = [*sequence, *new]
+    parts = None
+    if text.endswith(rest):
+        ends = message_ends(chat, talk, text, covers, turns.every, after=len(text) - len(rest))
+        parts = prompt_parts(starts, [closing, *ends], covers - 1)
     if _same(chat, known + rest, text) or ids == chat.encode(text):
-        return Prompt(ids, "clean", new_text=rest)
+        return Prompt(ids, "clean", new_text=rest, parts=parts)
     cause: Cause = "answer"
     if not _stable(chat, talk, covers, text):
         cause = "template"
     elif replaced:
         cause = "stop_token"
-    return Prompt(ids, "realigned", cause, difference(known + rest, text), rest)
+    return Prompt(ids, "realigned", cause, difference(known + rest, text), rest, parts)
 
 
 def _between(text: str, marks: Sequence[Mark]) -> _Marks:
@@ -122,10 +140,15 @@ def _between(text: str, marks: Sequence[Mark]) -> _Marks:
 
 
 def _check_prompts(
-    chat: ChatTokenizer, talk: Talk, covers: int, between: _Marks, known: str, text: str
+    chat: ChatTokenizer,
+    talk: Talk,
+    covers: int,
+    between: _Marks,
+    known: str,
+    text: str,
+    opener: str,
 ) -> None:
     """Raise `_CannotExtend` unless `known` has what the template writes around the answers."""
-    opener = _first_special(chat, _asking(chat, talk))
     where = 0
     known = _plain(chat, known)
     for number, part in enumerate(between.before):
@@ -143,15 +166,25 @@ def _check_prompts(
         where = found + len(core)
 
 
-def _asking(chat: ChatTokenizer, talk: Talk) -> str:
-    """What the template writes to make the model speak; empty if nothing."""
+@dataclass(frozen=True, slots=True)
+class _Turns:
+    """How a template begins turns; empty texts for what cannot be told."""
+
+    answer: str
+    """The control token that begins an answer."""
+    every: str
+    """The same, if it begins the turns of others, too."""
+
+
+def _turns(chat: ChatTokenizer, talk: Talk) -> _Turns:
     asks: list[str] = []
     for ask in (True, False):
         try:
             asks.append(chat.render([{"role": "user", "content": "x"}], None, ask=ask, **talk.more))
         except BadRequest:
-            return ""  # it wants more than one message from a user; then nothing is skipped
-    return asks[0].removeprefix(asks[1])
+            return _Turns("", "")  # it wants more than one message from a user
+    opener = _first_special(chat, asks[0].removeprefix(asks[1]))
+    return _Turns(opener, opener if opener and opener in asks[1] else "")
 
 
 def _own_ending(
@@ -163,8 +196,11 @@ def _own_ending(
     return "" if found is None else text[found[1] :]
 
 
-def _rest(after: str, own: str, ending: str | None, specials: tuple[str, ...]) -> tuple[str, bool]:
-    """(the text to append, whether the template ends a turn otherwise than the model did).
+def _rest(
+    after: str, own: str, ending: str | None, specials: tuple[str, ...]
+) -> tuple[str, bool, int]:
+    """(the text to append, whether the template ends a turn otherwise than the model did, how many
+    characters of the text still belong to the answer).
 
     `after` follows the answer's text, `own` is the part of it that belongs to the answer, and
     `ending` is the control token that the model ended with, if it did.
@@ -174,25 +210,28 @@ def _rest(after: str, own: str, ending: str | None, specials: tuple[str, ...]) -
         at, token = _first_of(after, specials)
         own = after[: at + len(token)]
     if ending is not None and ending in own:
-        return after[own.rindex(ending) + len(ending) :], False
+        cut = own.rindex(ending) + len(ending)
+        return after[cut:], False, len(own) - cut
     new = after[len(own) :]
     if ending is not None and new.startswith(ending):
-        return new[len(ending) :], False  # a turn ends where the next one begins
+        return new[len(ending) :], False, 0  # a turn ends where the next one begins
     at, token = _last_of(own, specials)
     if not token:
-        return new, ending is not None
-    return (after[at + len(token) :], True) if ending is not None else (after[at:], False)
+        return new, ending is not None, 0
+    cut = at + len(token) if ending is not None else at
+    return after[cut:], ending is not None, len(own) - cut
 
 
 def _encode_after(
     chat: ChatTokenizer, sequence: Sequence[int], ending: str | None, rest: str
-) -> list[int]:
-    """The ids of `rest`, as they are after `sequence`: some tokenizers treat a beginning apart."""
+) -> tuple[list[int], list[int]]:
+    """The ids of `rest`, as they are after `sequence` (some tokenizers treat a beginning apart), and
+    the character of `rest` that each begins at."""
     if ending is not None:
-        ids = chat.encode(ending + rest)
+        ids, starts = chat.encode_with_starts(ending + rest)
         if ids[:1] == [sequence[-1]]:
-            return ids[1:]
-    return chat.encode(rest)
+            return ids[1:], [start - len(ending) for start in starts[1:]]
+    return chat.encode_with_starts(rest)
 
 
 def _stable(chat: ChatTokenizer, talk: Talk, covers: int, text: str) -> bool:

@@ -12,6 +12,7 @@ import importlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -44,6 +45,24 @@ class ChatTokenizer:
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+    def encode_with_starts(self, text: str) -> tuple[list[int], list[int]]:
+        """The ids, and the character of `text` that each begins at."""
+        encoded = self.tokenizer.encode(text, add_special_tokens=False)
+        return encoded.ids, [start for start, _ in encoded.offsets]
+
+    def starts(self, ids: Sequence[int]) -> list[int] | None:
+        """The character of `decode(ids)` that each id begins at.
+
+        None where the text of single ids does not add up to the text of all.
+        """
+        from tokenizers.decoders import DecodeStream
+
+        stream = DecodeStream(skip_special_tokens=False)
+        pieces = [stream.step(self.tokenizer, number) or "" for number in ids]
+        if "".join(pieces) != self.decode(ids):
+            return None
+        return list(accumulate(map(len, pieces), initial=0))[:-1]
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(list(ids), skip_special_tokens=False)

@@ -7,7 +7,6 @@ missing or wrong, the answer is stored as untrainable with the reason, and none 
 from __future__ import annotations
 
 import hashlib
-import secrets
 
 import msgspec
 from msgspec import Struct
@@ -15,10 +14,15 @@ from msgspec.structs import replace
 
 from rock.errors import BadRequest
 from rock.modelservice.engine.calls import Call
-from rock.modelservice.engine.spans import Said, runs
+from rock.modelservice.engine.spans import Said, new_call_id, runs
 from rock.modelservice.graph import tokens
 from rock.modelservice.graph.answer import AnswerChoice
-from rock.modelservice.graph.rows import CallTokens, new_after
+from rock.modelservice.graph.parts import (
+    last,
+    reason_against_parts,
+    reason_against_prompt_parts,
+)
+from rock.modelservice.graph.rows import CallTokens, kept_of, new_after
 from rock.modelservice.journal import records
 from rock.modelservice.wire import AssistantMessage, Choice, Completion, Usage, VersionSpan
 from rock.types import PolicyVersion
@@ -26,6 +30,8 @@ from rock.types import PolicyVersion
 _plain = msgspec.msgpack.Encoder()
 """For fingerprints: twice as fast as JSON on numbers."""
 EDITED = "edited"
+MIN_KEPT = 16
+"""A prompt that shares fewer tokens with its parent's sequence is stored whole."""
 
 
 class Prepared(Struct, frozen=True):
@@ -41,18 +47,27 @@ class Prepared(Struct, frozen=True):
 
 
 def prepare(completion: Completion) -> Prepared:
-    """Raises `BadRequest` for text that is not Unicode (a lone surrogate from a policy in Python)."""
+    """Raises `BadRequest` for text that is not Unicode (a lone surrogate from a policy in Python), and
+    for a negative `usage`."""
     prompt, reason = tokens.pack_prompt(
         completion.prompt_token_ids, continues=completion.continues_parent
     )
     if prompt is not None:
         completion = replace(completion, prompt_token_ids=None)
+    _check_usage(completion.usage)
     try:
         mark = hashlib.blake2b(_plain.encode(completion), digest_size=16)
     except UnicodeEncodeError as exc:
         raise BadRequest(f"the completion is not valid Unicode: {exc}", param="choices") from exc
     mark.update(prompt or b"")
     return Prepared(completion, prompt, reason, mark.digest())
+
+
+def _check_usage(usage: Usage | None) -> None:
+    """Limits are counted by it."""
+    if usage is not None and min(usage.prompt_tokens, usage.completion_tokens) < 0:
+        given = f"{usage.prompt_tokens} and {usage.completion_tokens}"
+        raise BadRequest(f"usage: expected counts of 0 or more, got {given}", param="usage")
 
 
 def reason_against_prefix(call: Call, prepared: Prepared) -> str | None:
@@ -67,9 +82,16 @@ def reason_against_prefix(call: Call, prepared: Prepared) -> str | None:
 
 
 def answered(
-    call: Call, wanted: int, prepared: Prepared, version: PolicyVersion | None
+    call: Call,
+    wanted: int,
+    prepared: Prepared,
+    version: PolicyVersion | None,
+    *,
+    messages: int,
+    misspelt: str | None = None,
 ) -> records.CallAnswered:
-    """The record of a completion as the answer to `call`, which asked for `wanted` choices.
+    """The record of a completion as the answer to `call`, which asked for `wanted` choices by
+    `messages` messages. `misspelt` is why its tokens are not its text.
 
     What workers said of it before keeps the log-probabilities and versions it was sampled with; that
     the completion begins with it was checked. Raises `BadRequest` for another number of choices, and
@@ -81,14 +103,18 @@ def answered(
             f"choices: expected {wanted} (the request's n), got {len(choices)}", param="choices"
         )
     reason = _reason_against(choices) or prepared.against_prompt
+    parts = prepared.completion.prompt_parts
+    if reason is None:
+        count = tokens.count(prepared.prompt or b"")
+        reason = reason_against_prompt_parts(parts, count, messages) or misspelt
     continues, before = prepared.completion.continues_parent, 0
     if continues:
         before = _parent_tokens(call).sequence_count(call.parent_choice)
     if call.said is not None and reason is None:
         reason = _reason_against_said(call.said, version)
-    prompt = prepared.prompt if reason is None else None
+    prompt, kept = prepared.prompt if reason is None else None, None
     if prompt is not None and not continues:
-        prompt, continues = _after_parent(call, prompt)
+        prompt, continues, kept = _after_parent(call, prompt)
     return records.CallAnswered(
         call=call.id,
         lease=prepared.completion.lease_id,
@@ -98,7 +124,9 @@ def answered(
             for number, choice in enumerate(choices)
         ),
         prompt_ids=prompt,
+        prompt_parts=None if prompt is None or parts is None else last(parts, tokens.count(prompt)),
         continues=continues and prompt is not None,
+        kept=kept,
         policy_version=version,
         usage=prepared.completion.usage or _counted(prepared, before, reason),
         untrainable=reason,
@@ -117,7 +145,9 @@ def edited(
         ),
         sampled=record.choices,
         prompt_ids=None,
+        prompt_parts=None,
         continues=False,
+        kept=None,
         untrainable=EDITED,
         edited_by=by,
     )
@@ -126,20 +156,23 @@ def edited(
 def _reason_against(choices: list[Choice]) -> str | None:
     for number, choice in enumerate(choices):
         reason = tokens.reason_against_sample(choice.token_ids, choice.logprobs)
-        reason = reason or _reason_against_versions(choice)
+        reason = reason or _reason_against_versions(choice) or reason_against_parts(choice)
         if reason is not None:
             return reason if len(choices) == 1 else f"choice {number}: {reason}"
     return None
 
 
-def _after_parent(call: Call, prompt: bytes) -> tuple[bytes, bool]:
-    """(packed ids to store, whether they go on after the parent's sequence)."""
+def _after_parent(call: Call, prompt: bytes) -> tuple[bytes, bool, int | None]:
+    """(packed ids to store, whether they go on after the parent's sequence, after how much of it they
+    stand if not)."""
     parent = call.parent.tokens if call.parent is not None else None
-    if parent is not None:
-        new = new_after(prompt, parent, call.parent_choice)
-        if new is not None:
-            return new, True
-    return prompt, False
+    if parent is None:
+        return prompt, False, None
+    new = new_after(prompt, parent, call.parent_choice)
+    if new is not None:
+        return new, True, None
+    kept = kept_of(prompt, parent, call.parent_choice)
+    return (prompt, False, None) if kept < MIN_KEPT else (prompt[4 * kept :], False, kept)
 
 
 def _reason_against_versions(choice: Choice) -> str | None:
@@ -160,7 +193,7 @@ def _reason_against_said(said: Said, version: PolicyVersion | None) -> str | Non
 def _choice(
     choice: Choice, version: PolicyVersion | None, said: Said | None, *, trainable: bool
 ) -> AnswerChoice:
-    message, finish = _with_call_ids(choice.message), choice.finish_reason
+    message, finish = _with_call_ids(choice.message, said), choice.finish_reason
     if not trainable:
         return AnswerChoice(message=message, finish_reason=finish)
     logprobs = tokens.pack_logprobs(choice.logprobs or ())
@@ -173,6 +206,7 @@ def _choice(
         packed_ids=tokens.pack_ids(choice.token_ids or ()),
         packed_logprobs=logprobs,
         version_spans=_versions(choice, version, said),
+        parts=None if choice.parts is None else tuple(choice.parts),
     )
 
 
@@ -195,14 +229,17 @@ def _versions(
     return None if found == [VersionSpan(total, version)] else tuple(found)
 
 
-def _with_call_ids(message: AssistantMessage) -> AssistantMessage:
+def _with_call_ids(message: AssistantMessage, said: Said | None = None) -> AssistantMessage:
+    """The message with an id for each call: the one an agent may have read, else a new one."""
     if not message.tool_calls or all(call.id for call in message.tool_calls):
         return message
+    known = [call.id for call in said.calls] if said is not None else []
+    ids = [*known, *(new_call_id() for _ in message.tool_calls[len(known) :])]
     return replace(
         message,
         tool_calls=[
-            call if call.id else replace(call, id=f"call_{secrets.token_hex(12)}")
-            for call in message.tool_calls
+            call if call.id else replace(call, id=id)
+            for call, id in zip(message.tool_calls, ids, strict=False)
         ],
     )
 

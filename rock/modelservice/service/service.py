@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from msgspec import Raw, Struct, field
+from msgspec.structs import replace
 
 from rock.errors import (
     BadRequest,
@@ -41,6 +42,7 @@ from rock.modelservice.settings import ServiceConfig
 from rock.modelservice.sharding import id_prefix
 from rock.modelservice.states import Event, State
 from rock.modelservice.timers import epoch_seconds
+from rock.modelservice.wire.pulse import PulseReply, PulseRequest
 from rock.types import Clock, SessionId, SessionKey
 
 __all__ = [
@@ -177,11 +179,14 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
     # --- sessions ---
 
     async def create_session(self, spec: wire.SessionSpec) -> NewSession:
+        if spec.tokenizer is not None:
+            self.spelling.check_known(spec.tokenizer)
         key = new_key()
+        backend = spec.backend or self.config.default_backend
         record = records.SessionOpened(
             session=new_id(id_prefix(self.config.shard)),
             key_sha256=key_hash(key),
-            spec=spec,
+            spec=replace(spec, backend=backend),
             at=self._engine.wall(),
         )
         await self._engine.open_session(record)
@@ -217,6 +222,10 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
             age = self._engine.clock() - session.last_call_at
         return export.session_info(session, age)
 
+    async def pulse(self, request: PulseRequest) -> PulseReply:
+        """What a harness asks about once a second."""
+        return self.pulse_of(request, await self.policy())
+
     def authenticate(self, key: str) -> Session:
         """The session a key opens, closed or not. Raises `Unauthorized`."""
         return self._book.sessions.with_key(key)
@@ -225,7 +234,18 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
         """Call `callback` whenever a session closes, for whatever reason."""
         self._engine.on_session_closed.append(callback)
 
+    def on_journal_failed(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when the service can do no more; `error` says why."""
+        self._engine.on_journal_failed.append(callback)
+
     # --- agent side ---
+
+    def known_prompt_tokens(self, session: Session, request: wire.CanonicalRequest) -> int | None:
+        """What an engine counted for the messages and tools of `request`, if this session asked the same
+        before. Raises `BadRequest`."""
+        if session.id in self._engine.shelf:
+            return None
+        return self._book.conversation(session.id).counted(request)
 
     async def submit(self, session: Session, incoming: Incoming, *, wait: bool = True) -> Call:
         """Queue a request, or re-attach a retry to the call it repeats; returns once on disk.
@@ -259,6 +279,7 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
             _check_open(session)
             self._admit(session)
             call = self._new_call(session, conversation, incoming, asked, edit)
+        call.streams = call.streams or incoming.stream
         try:
             if wait:
                 await self._engine.journal.barrier()

@@ -7,11 +7,11 @@ import time
 
 import msgspec
 
-from rock.errors import BadRequest, CallFailed, LeaseLost
+from rock.errors import BadRequest, CallFailed, LeaseLost, RockError
 from rock.modelservice import wire
 from rock.modelservice.engine.calls import Call, failure
-from rock.modelservice.engine.engine import TRAINER_BACKEND, Engine
-from rock.modelservice.engine.queue import Held, Ticket
+from rock.modelservice.engine.engine import Engine
+from rock.modelservice.engine.queue import TRAINER_BACKEND, Held, Ticket
 from rock.modelservice.graph import tokens
 from rock.modelservice.graph.answer import Answer
 from rock.modelservice.interceptors.interceptors import Edit
@@ -19,6 +19,7 @@ from rock.modelservice.journal import records
 from rock.modelservice.service import completions
 from rock.modelservice.service.batches import check_claim, check_positive, each, tried
 from rock.modelservice.service.intercepting import intercepted_answers
+from rock.modelservice.service.spelling import Spelling
 from rock.modelservice.states import Event, State
 from rock.types import LeaseId, PolicyVersion, WorkerId
 
@@ -35,6 +36,7 @@ class TrainerSide:
         self._engine = engine
         self._book = engine.book
         self._queue = engine.queue
+        self.spelling = Spelling(engine.config.tokenizers)
 
     async def claim(
         self, request: wire.ClaimRequest, *, backend: str = TRAINER_BACKEND
@@ -129,23 +131,38 @@ class TrainerSide:
             labels=dict(call.session.labels),
             kind=call.kind,
             traceparent=self._engine.observer.spans.traceparent(call.id),
+            streams=call.streams,
         )
 
     async def complete(self, request: wire.CompleteRequest) -> wire.BatchReply:
         """Store answers; each item counts or fails on its own (409 `lease_lost`, 404 `not_found`,
         400 `invalid_request`). The same completion twice is accepted twice and stored once."""
         edits = await intercepted_answers(self._engine, request.completions)
+        misspelt = await self.spelling.reasons(request.completions, self._tokenizers)
         results = [
             tried(
                 item.lease_id,
-                lambda item=item: self._complete_one(item, edits.get(item.lease_id)),
+                lambda item=item: self._complete_one(
+                    item, edits.get(item.lease_id), misspelt.get(item.lease_id)
+                ),
             )
             for item in request.completions
         ]
         await self._engine.journal.barrier()
         return wire.BatchReply(results=results)
 
-    def _complete_one(self, completion: wire.Completion, edit: Edit | None) -> str | None:
+    def _tokenizers(self, completion: wire.Completion) -> set[str]:
+        """Those that the worker or the session names."""
+        names = {completion.tokenizer}
+        with contextlib.suppress(RockError):  # what is wrong with the lease is said later
+            names.add(self._book.call_of_lease(completion.lease_id).session.spec.tokenizer)
+        return {name for name in names if name is not None}
+
+    def _complete_one(
+        self, completion: wire.Completion, edit: Edit | None, misspelt: str | None
+    ) -> str | None:
+        if completion.tokenizer is not None:
+            self.spelling.check_known(completion.tokenizer)
         prepared = completions.prepare(completion)
         call = self._book.call_of_lease(completion.lease_id)
         if call.answered_lease == completion.lease_id:
@@ -158,7 +175,10 @@ class TrainerSide:
         if version is None:
             version = held.policy_version
         self._check_prefix(call, prepared)
-        record = completions.answered(call, wanted, prepared, version)
+        messages = self._book.conversation(call.session_id).graph.depth(call.leaf)
+        record = completions.answered(
+            call, wanted, prepared, version, messages=messages, misspelt=misspelt
+        )
         if edit is not None and edit.error is not None:
             self._engine.end(call, Event.FAIL, edit.error)
             return BLOCKED

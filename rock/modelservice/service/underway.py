@@ -53,10 +53,9 @@ class UnderwaySide:
         if version is None:
             version = held.policy_version
         record = spans.span_record(call.id, partial, version)
-        if call.said is None and record.index > 0:
-            raise BadRequest(f"index: the next span of this call is 0, got {record.index}")
-        if call.said is None or not call.said.has(record):
-            self._engine.partial(call, record)
+        said = call.said or spans.Said()
+        if not said.has(record):
+            self._engine.partial(call, said.with_call_ids(record))
 
     async def cancelled(self, request: CancelledRequest) -> CancelledReply:
         """Leases of a worker that ended without its doing, waiting up to `wait_seconds` for one."""

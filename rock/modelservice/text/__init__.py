@@ -19,6 +19,7 @@ from rock.modelservice.text.events import (
 )
 from rock.modelservice.text.formats import FORMATS, Format, Tags, format_named
 from rock.modelservice.text.parser import TextParser, parse
+from rock.modelservice.text.parts import answer_parts
 
 __all__ = [
     "FORMATS",
@@ -32,6 +33,7 @@ __all__ = [
     "ToolCallArguments",
     "ToolCallEnd",
     "ToolCallStart",
+    "answer_parts",
     "finish_reason",
     "format_named",
     "message_of",

@@ -6,8 +6,15 @@ from typing import Literal
 
 from msgspec import field
 
-from rock.modelservice.wire.base import Input, Wire
-from rock.modelservice.wire.messages import CanonicalRequest, Choice, Usage, VersionSpan
+from rock.modelservice.wire.base import Input, Version, Wire
+from rock.modelservice.wire.messages import (
+    CanonicalRequest,
+    Choice,
+    MessageTokens,
+    ToolCall,
+    Usage,
+    VersionSpan,
+)
 
 PauseMode = Literal["hold", "drain", "requeue"]
 PolicyState = Literal["running", "paused"]
@@ -20,7 +27,7 @@ class ClaimRequest(Input):
     lease_seconds: float = 60.0
     wait_seconds: float = 20.0
     """Long-poll: how long to wait for the first call before answering with none."""
-    policy_version: int | None = None
+    policy_version: Version | None = None
     delta: bool = False
     """Leave out of each lease what this worker has from the call it answered before: `omitted`."""
 
@@ -45,6 +52,8 @@ class Prefix(Wire):
     """How many partials it came in: the `index` of the next one."""
     content: str = ""
     reasoning_content: str = ""
+    tool_calls: list[ToolCall] | None = None
+    """As far as they were said; the last one may be without its end."""
     token_ids: list[int] | None = None
     """Null if the spans came without ids."""
     logprobs: list[float] | None = None
@@ -87,6 +96,8 @@ class Lease(Wire):
     """What the answer must begin with, if an earlier delivery said something."""
     omitted: Omitted | None = None
     """Null in a whole lease."""
+    streams: bool = False
+    """An agent reads the answer as it comes, so that spans are worth sending."""
 
 
 class ClaimReply(Wire):
@@ -113,7 +124,13 @@ class Completion(Input):
     """The whole prompt as the engine saw it, or with `continues_parent` its end."""
     continues_parent: bool = False
     """`prompt_token_ids` are those after the parent's prompt and answer, which come before them."""
-    policy_version: int | None = None
+    prompt_parts: list[MessageTokens] | None = None
+    """Which of the last prompt ids are which message, if the worker knows: of the whole prompt, or of
+    those after the parent's prompt and answer."""
+    tokenizer: str | None = None
+    """Name of one of the service's `tokenizers` that the ids are of: then the answer's text is held
+    against them."""
+    policy_version: Version | None = None
     """The weights that sampled; None takes the version given at claim."""
     usage: Usage | None = None
     """None is counted from the token ids, and unknown if there are none."""
@@ -164,7 +181,7 @@ class FailRequest(Input):
 
 
 class PolicyUpdate(Input):
-    version: int | None = None
+    version: Version | None = None
     state: Literal["running", "paused"] | None = None
     mode: PauseMode = "hold"
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Raw, field
 
-from rock.modelservice.wire.base import Input, OptionalRaw, Wire
+from rock.modelservice.wire.base import Input, OptionalRaw, Version, Wire
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 
@@ -59,7 +59,34 @@ class VersionSpan(Input):
     """A run of sampled tokens that the same weights sampled."""
 
     tokens: int
-    policy_version: int | None = None
+    policy_version: Version | None = None
+
+
+PartKind = Literal["reasoning", "content", "tool_call", "markup"]
+
+
+class Part(Input):
+    """A run of sampled tokens and what of the answer it spells. A token belongs where it begins.
+
+    `markup` is what only marks: tags of the reasoning, the space around a call, the end of the turn.
+    """
+
+    tokens: int
+    kind: PartKind
+    tool_calls: list[int] = field(default_factory=list[int])
+    """Places in `message.tool_calls` of the calls that are written here: one, or all that share one
+    opening tag."""
+
+
+class MessageTokens(Input):
+    """A run of prompt tokens that one message was written as, with all that the template puts around it.
+
+    The template's opening of the answer that is asked for counts to the answer, whose place is the
+    number of messages. Null is a run in which messages could not be told apart.
+    """
+
+    tokens: int
+    message: int | None = None
 
 
 class Choice(Input):
@@ -71,6 +98,8 @@ class Choice(Input):
     logprobs: list[float] | None = None
     version_spans: list[VersionSpan] | None = None
     """Which weights sampled which tokens, in order, if not one version sampled all."""
+    parts: list[Part] | None = None
+    """What the tokens spell, in order and all of them, if the worker knows."""
 
 
 class Usage(Input):

@@ -7,15 +7,28 @@ same span again is harmless, so that a broken connection can be tried again.
 
 from __future__ import annotations
 
-from rock.modelservice.wire.base import Input, Wire
+from rock.modelservice.wire.base import Input, Version, Wire
 from rock.modelservice.wire.leases import ItemResult, PolicyState
+
+
+class ToolCallDelta(Input):
+    """More of one tool call. The first delta of a call names the function; calls come one after the
+    other, so a delta goes on with the last call or begins the next."""
+
+    index: int
+    """Place of the call in the answer, from 0."""
+    arguments: str = ""
+    """More of the JSON text, exactly as the model wrote it."""
+    name: str | None = None
+    id: str | None = None
+    """Minted by ModelService when the worker gives none with the first delta."""
 
 
 class Partial(Input):
     """The next span of a lease's answer. Give ids and log-probabilities always or never.
 
-    Text may lag behind the tokens (half a character, a tool call that is not to be shown yet); what
-    it never did say comes with the completion, which repeats everything.
+    Text and calls may lag behind the tokens (half a character, a tool call that is not to be shown
+    yet); what it never did say comes with the completion, which repeats everything.
     """
 
     lease_id: str
@@ -23,9 +36,10 @@ class Partial(Input):
     """How many spans the call has already: 0, or `Lease.prefix.spans` and up."""
     content: str = ""
     reasoning_content: str = ""
+    tool_calls: list[ToolCallDelta] | None = None
     token_ids: list[int] | None = None
     logprobs: list[float] | None = None
-    policy_version: int | None = None
+    policy_version: Version | None = None
     """The weights that sampled this span; null takes the version given at claim."""
     prompt_token_ids: list[int] | None = None
     """With the first span, if known: a later delivery is then bound to the same prompt."""

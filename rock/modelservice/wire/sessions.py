@@ -51,8 +51,12 @@ class SessionSpec(Input):
     labels: dict[str, str] = field(default_factory=dict[str, str])
     limits: SessionLimits = field(default_factory=SessionLimits)
     pins: Pins = field(default_factory=Pins)
-    backend: str = "queue"
-    """Who answers: `queue` is any external trainer; another name is a worker of this service."""
+    backend: str | None = None
+    """Who answers: `queue` is any external trainer; another name is a worker of this service. Null takes
+    the service's default."""
+    tokenizer: str | None = None
+    """Name of one of the service's `tokenizers`: an answer whose tokens do not spell its text is then
+    untrainable, whichever worker gave it."""
 
 
 class SessionCreated(Wire):

@@ -17,6 +17,8 @@ class ShardPorts(Wire):
 
 
 class Stats(Wire):
+    """Calls of every session that the journal still knows, and since the start `redelivered`."""
+
     queued: int
     leased: int
     waiting_workers: int

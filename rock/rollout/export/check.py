@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rock.modelservice.graph import tokens
-from rock.modelservice.wire import AssistantMessage, ChainClass, Choice, Span, TokenRow
+from rock.modelservice.wire import ChainClass, Choice, Span, TokenRow
 
 Node = tuple[str, int]
 """An answer: call id and choice."""
-Decode = Callable[[Sequence[int]], str]
-"""Token ids to text, special tokens left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,17 +123,3 @@ def _check_answer(
         raise RowError("token ids that differ from the call's")
     if choice.logprobs is None or array("f", choice.logprobs) != logprobs:
         raise RowError("log-probabilities that differ from the call's")
-
-
-def text_problem(decode: Decode, ids: Sequence[int], message: AssistantMessage) -> str | None:
-    """Why the decoded tokens cannot be this message; None if they can.
-
-    A template decides how tool calls are written, so only texts and names are looked for.
-    """
-    text = decode(ids)
-    wanted = [("content", message.content), ("reasoning", message.reasoning_content)]
-    wanted += [("tool name", call.function.name) for call in message.tool_calls or ()]
-    for what, part in wanted:
-        if part and part.strip() not in text:
-            return f"decoded tokens without the message's {what}"
-    return None

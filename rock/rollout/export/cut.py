@@ -1,8 +1,8 @@
 """From one stored trajectory to its samples: checked rows, described spans, cut to turns.
 
 A prompt span holds the messages that are new before an answer. Which tokens of it are which message
-only the template knows, so a span names its messages (place and roles) and is not cut further; with
-one new message, the usual case, span and message are the same.
+only the template knows: a worker that has it says so, and there is a span per message; else a span
+names its messages (place and roles) and is not cut further.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from rock.modelservice.wire import Trajectory, TrajectoryCall
+from rock.modelservice.wire import Span, Trajectory, TrajectoryCall
 from rock.rollout.export.check import Checked, RowError, checked
 from rock.rollout.export.options import ALL, ExportOptions, Placement, Rows
 from rock.rollout.export.sample import (
@@ -149,40 +149,73 @@ def _spans(row: Checked, calls: dict[str, TrajectoryCall]) -> Iterator[SampleSpa
     covered = 0
     turn = -1
     before = None
-    for span, node in zip(row.spans, row.nodes, strict=True):
-        request = calls[span.call_id].request
+    for number, (span, node) in enumerate(zip(row.spans, row.nodes, strict=True)):
+        call = calls[span.call_id]
         turn += node is not None and node != before
         before = node
         if node is None:
-            heads = [_head(message) for message in request.messages[covered:]]
-            yield SampleSpan(
-                start=span.start,
-                end=span.end,
-                kind="prompt",
-                turn=turn + 1,
-                call_id=span.call_id,
-                first_message=covered if heads else None,
-                roles=tuple(head.role for head in heads),
-                tool_call_ids=tuple(head.tool_call_id for head in heads if head.tool_call_id),
-            )
-            continue
-        choice = calls[span.call_id].choices[node[1]]
-        yield SampleSpan(
-            start=span.start,
-            end=span.end,
-            kind="sampled",
-            turn=turn,
-            call_id=span.call_id,
-            choice=node[1],
-            policy_version=span.policy_version,
-            temperature=request.temperature,
-            top_p=request.top_p,
-            finish_reason=choice.finish_reason,
-            first_message=len(request.messages),
-            roles=("assistant",),
-            tool_call_ids=tuple(call.id or "" for call in choice.message.tool_calls or ()),
-        )
-        covered = len(request.messages) + 1
+            until = _next_message(row, number, len(call.request.messages))
+            yield _prompt_span(span, call, covered, until, turn + 1)
+            covered = until
+        else:
+            yield _sampled_span(span, call, node[1], turn)
+            covered = len(call.request.messages) + 1
+
+
+def _next_message(row: Checked, number: int, count: int) -> int:
+    """The place of the message after a prompt span, of a request of `count` messages."""
+    if (here := row.spans[number].message) is not None:
+        return here + 1
+    for span, node in zip(row.spans[number + 1 :], row.nodes[number + 1 :], strict=True):
+        if node is not None:
+            break
+        if span.message is not None:
+            return span.message
+    return count
+
+
+def _prompt_span(
+    span: Span, call: TrajectoryCall, covered: int, until: int, turn: int
+) -> SampleSpan:
+    """The messages that are new; where they were told apart, one of them, or an answer's opening."""
+    first = covered if span.message is None else span.message
+    messages = call.request.messages
+    heads = [_head(message) for message in messages[first:until]]
+    if first == len(messages):
+        heads = [_Head(role="assistant")] if span.message is not None else []
+    return SampleSpan(
+        start=span.start,
+        end=span.end,
+        kind="prompt",
+        turn=turn,
+        call_id=span.call_id,
+        first_message=first if heads else None,
+        roles=tuple(head.role for head in heads),
+        tool_call_ids=tuple(head.tool_call_id for head in heads if head.tool_call_id),
+    )
+
+
+def _sampled_span(span: Span, call: TrajectoryCall, number: int, turn: int) -> SampleSpan:
+    request, choice = call.request, call.choices[number]
+    made = choice.message.tool_calls or []
+    if span.part is not None:
+        made = [made[place] for place in span.tool_calls if place < len(made)]
+    return SampleSpan(
+        start=span.start,
+        end=span.end,
+        kind="sampled",
+        turn=turn,
+        call_id=span.call_id,
+        choice=number,
+        policy_version=span.policy_version,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        finish_reason=choice.finish_reason,
+        first_message=len(request.messages),
+        roles=("assistant",),
+        tool_call_ids=tuple(call.id or "" for call in made),
+        part=span.part,
+    )
 
 
 def _head(message: Raw) -> _Head:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from msgspec import Raw, Struct
 
-from rock.modelservice.wire import AssistantMessage
+from rock.modelservice.wire import AssistantMessage, PartKind
 from rock.rollout.outcome import Outcome, OutcomeClass
 
 
@@ -31,6 +31,8 @@ _TRUNCATED = frozenset(
         OutcomeClass.AGENT_TIMEOUT,
         OutcomeClass.AGENT_OUTPUT_LIMIT,
         OutcomeClass.TURN_LIMIT,
+        OutcomeClass.TOKEN_LIMIT,
+        OutcomeClass.TIME_LIMIT,
         OutcomeClass.CONTEXT_LIMIT,
     }
 )
@@ -80,7 +82,8 @@ class GroupInfo(Struct, frozen=True, kw_only=True):
 class SampleSpan(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Tokens `start:end` of a sample: one answer, or the messages that are new before one.
 
-    An answer during which the weights changed has one span per version.
+    Where the worker told them apart, one message, or one part of an answer. An answer during which the
+    weights changed has one span per version.
     """
 
     start: int
@@ -100,11 +103,13 @@ class SampleSpan(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Roles of its messages."""
     tool_call_ids: tuple[str, ...] = ()
     """Sampled: the tool calls it makes. Prompt: those whose results it holds."""
+    part: PartKind | None = None
+    """What of the answer a sampled span spells; null where that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer of a sample: its tokens, in a span per version of the weights that sampled them."""
+    """One answer of a sample: its tokens, in a span per part and per version of the weights."""
 
     spans: tuple[SampleSpan, ...]
 
@@ -120,6 +125,14 @@ class Answer:
     @property
     def end(self) -> int:
         return self.spans[-1].end
+
+    @property
+    def versions(self) -> list[tuple[int, int | None]]:
+        """(tokens, policy version that sampled them), in order."""
+        return [
+            (sum(span.end - span.start for span in spans), version)
+            for version, spans in groupby(self.spans, key=lambda span: span.policy_version)
+        ]
 
 
 def answers_in(spans: Iterable[SampleSpan]) -> list[Answer]:

@@ -43,8 +43,6 @@
 
 /* Numbers from 424 on are the same on every architecture; older headers lack some of them. */
 enum {
-    CALL_OPEN_TREE = 428,
-    CALL_MOVE_MOUNT = 429,
     CALL_FSOPEN = 430,
     CALL_FSCONFIG = 431,
     CALL_FSMOUNT = 432,
@@ -53,7 +51,6 @@ enum {
     CALL_IO_URING_SETUP = 425,
     CALL_IO_URING_ENTER = 426,
     CALL_IO_URING_REGISTER = 427,
-    CALL_MOUNT_SETATTR = 442,
 };
 
 static const struct sock_filter refused_calls[] = {

@@ -1,7 +1,8 @@
 /* The root directory of a rootless sandbox: one tmpfs, and on it the steps of the specification.
  *
  * Everything is on a tmpfs that only this mount namespace has: when its last process ends, every file
- * is gone, without anybody removing anything.
+ * is gone, without anybody removing anything. That tmpfs stays below the root directory, where no path
+ * leads: layers.c puts others there and makes new roots of them.
  */
 #define _GNU_SOURCE
 #include "rock_init.h"
@@ -22,50 +23,21 @@ enum step_kind {
     STEP_FILE = 'F',    /* with `text` as content */
     STEP_LINK = 'L',    /* to `text` */
     STEP_TMPFS = 'T',   /* of `text` bytes */
-    STEP_OVERLAY = 'O', /* the host directory `text`, private changes on top */
     STEP_BIND = 'B',    /* the host path `text` itself; mode 1: read-only, 2: a device */
 };
 #define BIND_READ_ONLY 1u
 #define BIND_DEVICE 2u
 
-#ifndef MOUNT_ATTR_RDONLY
-#define MOUNT_ATTR_RDONLY 0x1
-#define MOUNT_ATTR_NOSUID 0x2
-#define MOUNT_ATTR_NODEV 0x4
-#endif
-#ifndef MOUNT_ATTR_IDMAP
-#define MOUNT_ATTR_IDMAP 0x100000
-#endif
-#ifndef OPEN_TREE_CLONE
-#define OPEN_TREE_CLONE 1
-#endif
-#ifndef OPEN_TREE_CLOEXEC
-#define OPEN_TREE_CLOEXEC O_CLOEXEC
-#endif
-#ifndef AT_RECURSIVE
-#define AT_RECURSIVE 0x8000
-#endif
-#define FROM_EMPTY_PATH 0x4 /* MOVE_MOUNT_F_EMPTY_PATH */
-
-/* By number: C libraries differ in which of these they wrap. */
-enum { CALL_OPEN_TREE = 428, CALL_MOVE_MOUNT = 429, CALL_MOUNT_SETATTR = 442 };
-struct attributes {
-    uint64_t set, clear, propagation, userns;
-};
-
-static int upper_dirs; /* where overlays keep their changes; unreachable by any path inside */
-static int overlay_count;
-
-/* Binds are cloned by whoever may read the source; overlays take a plain descriptor. */
+/* Binds are cloned by whoever may read the source; an image, unless it was by map_image_owners, by the
+ * sandbox's own root. */
 void open_sources(struct step *steps, uint32_t count, int bind_now) {
     for (uint32_t i = 0; i < count; i++) {
         struct step *step = &steps[i];
         int is_bind = step->kind == STEP_BIND;
         if (is_bind != bind_now || step->detached) continue;
-        if (!is_bind && step->kind != STEP_ROOT && step->kind != STEP_OVERLAY) continue;
-        step->fd = is_bind ? (int)syscall(CALL_OPEN_TREE, AT_FDCWD, step->text,
-                                          OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE)
-                           : open(step->text, O_PATH | O_DIRECTORY | O_CLOEXEC);
+        if (!is_bind && step->kind != STEP_ROOT) continue;
+        unsigned flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | (is_bind ? AT_RECURSIVE : 0);
+        step->fd = (int)syscall(CALL_OPEN_TREE, AT_FDCWD, step->text, flags);
         if (step->fd < 0) fail_step("open", step->text);
     }
 }
@@ -73,7 +45,7 @@ void open_sources(struct step *steps, uint32_t count, int bind_now) {
 /* An image unpacked by root belongs to root's ids; here it shall belong to the sandbox's. Filesystems
  * that cannot do that are taken as they are: readable, and owned by nobody. */
 void map_image_owners(struct step *steps, uint32_t count, int user_namespace) {
-    struct attributes attributes = {.set = MOUNT_ATTR_IDMAP, .userns = (uint64_t)user_namespace};
+    struct mount_attributes attributes = {.set = MOUNT_ATTR_IDMAP, .userns = (uint64_t)user_namespace};
     if (!count || steps[0].kind != STEP_ROOT) return;
     int fd = (int)syscall(CALL_OPEN_TREE, AT_FDCWD, steps[0].text,
                           OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
@@ -135,25 +107,17 @@ static void make_link(const struct step *step) {
 }
 
 /* An empty upper directory takes the place of the lower one's top, so it needs its mode. */
-static void mount_overlay(const struct step *step) {
-    const char *path = relative(step);
-    char upper[32], work[32], options[256];
-    int number = overlay_count++;
-    snprintf(upper, sizeof upper, "u%d", number);
-    snprintf(work, sizeof work, "w%d", number);
-    check(mkdirat(upper_dirs, upper, 0755) || mkdirat(upper_dirs, work, 0755), "make", upper);
-    if (strcmp(path, ".")) make_directories(path, 0755);
-    if (step->detached) {
-        check(mkdir("../l", 0755) || syscall(CALL_MOVE_MOUNT, step->fd, "", AT_FDCWD, "../l",
-                                             FROM_EMPTY_PATH),
-              "attach", step->text);
-    }
-    snprintf(options, sizeof options,
-             "lowerdir=/proc/self/fd/%d,upperdir=/proc/self/fd/%d/%s,workdir=/proc/self/fd/%d/%s,"
-             "userxattr,volatile",
-             step->fd, upper_dirs, upper, upper_dirs, work);
-    check(mount("overlay", path, "overlay", MS_NOSUID | MS_NODEV, options), "overlay", step->path);
+static void mount_image(const struct step *step) {
+    check(mkdir("../u", 0755) || mkdir("../w", 0755) || mkdir("../l", 0755), "make", "layers");
+    check((int)syscall(CALL_MOVE_MOUNT, step->fd, "", AT_FDCWD, "../l", MOVE_FROM_EMPTY_PATH),
+          "attach", step->text);
     close(step->fd);
+    check(chdir(".."), "enter", "the new root");
+    check(mount("overlay", "r", "overlay", MS_NOSUID | MS_NODEV,
+                "lowerdir=l,upperdir=u,workdir=w,userxattr,volatile"),
+          "overlay", step->text);
+    hidden.made_of[0] = "u";
+    hidden.made_of[1] = "l";
 }
 
 static void mount_small_tmpfs(const struct step *step) {
@@ -180,11 +144,11 @@ static void make_target(const struct step *step, const char *path) {
 
 static void mount_bind(const struct step *step) {
     const char *path = relative(step);
-    struct attributes attributes = {.set = MOUNT_ATTR_NOSUID};
+    struct mount_attributes attributes = {.set = MOUNT_ATTR_NOSUID};
     if (step->mode & BIND_READ_ONLY) attributes.set |= MOUNT_ATTR_RDONLY;
     if (!(step->mode & BIND_DEVICE)) attributes.set |= MOUNT_ATTR_NODEV;
     make_target(step, path);
-    check((int)syscall(CALL_MOVE_MOUNT, step->fd, "", AT_FDCWD, path, FROM_EMPTY_PATH), "mount",
+    check((int)syscall(CALL_MOVE_MOUNT, step->fd, "", AT_FDCWD, path, MOVE_FROM_EMPTY_PATH), "mount",
           step->path);
     check((int)syscall(CALL_MOUNT_SETATTR, step->fd, "", AT_EMPTY_PATH | AT_RECURSIVE, &attributes,
                        sizeof attributes),
@@ -201,7 +165,6 @@ static void take(const struct step *step) {
         break;
     case STEP_FILE: make_file(step); break;
     case STEP_LINK: make_link(step); break;
-    case STEP_OVERLAY: mount_overlay(step); break;
     case STEP_TMPFS: mount_small_tmpfs(step); break;
     case STEP_BIND: mount_bind(step); break;
     default: errno = EINVAL; fail_step("take step", step->path);
@@ -236,27 +199,39 @@ static void mount_kernel_views(void) {
 
 /* Descends to the tmpfs: its directory "r" is the new root, or an overlay on it is. */
 static void enter_new_root(struct step *steps, uint32_t count, const char *place) {
-    check(chdir(place) || mkdir("r", 0755) || mkdir("o", 0700), "make", "the new root");
-    upper_dirs = open("o", O_PATH | O_DIRECTORY | O_CLOEXEC);
-    check(upper_dirs < 0 || chdir("r"), "enter", "the new root");
+    check(chdir(place) || mkdir("r", 0755) || mkdir("next", 0700), "make", "the new root");
+    hidden.root = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    check(hidden.root < 0 || chdir("r"), "enter", "the new root");
     if (count && steps[0].kind == STEP_ROOT) {
-        mount_overlay(&steps[0]);
+        mount_image(&steps[0]);
     } else {
         /* A root must be a mount point. */
         check(mount(".", ".", NULL, MS_BIND, NULL), "bind", "the new root");
+        hidden.made_of[0] = "r";
     }
-    check(chdir("..") || chdir("r"), "enter", "the new root");
+    check(fchdir(hidden.root) || chdir("r"), "enter", "the new root");
+}
+
+/* The tmpfs becomes the root of the namespace, and the new root is put on top of it. */
+static void change_root(void) {
+    int root = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    check(root < 0 || fchdir(hidden.root), "enter", "the new root");
+    check((int)syscall(SYS_pivot_root, ".", "."), "pivot_root", "");
+    check(umount2(".", MNT_DETACH), "detach", "the old root");
+    check((int)syscall(CALL_MOVE_MOUNT, root, "", AT_FDCWD, "/", MOVE_FROM_EMPTY_PATH), "place",
+          "the new root");
+    check(fchdir(root) || chroot("."), "enter", "the new root");
+    close(root);
 }
 
 void build_root(struct step *steps, uint32_t count, uint64_t bytes, uint64_t inodes) {
     check(mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL), "make mounts private", "");
     umask(0);
+    hidden.bytes = bytes;
+    hidden.inodes = inodes;
     enter_new_root(steps, count, mount_tmpfs(bytes, inodes));
     for (uint32_t i = 0; i < count; i++) take(&steps[i]);
     mount_kernel_views();
-    close(upper_dirs);
-    check((int)syscall(SYS_pivot_root, ".", "."), "pivot_root", "");
-    check(umount2(".", MNT_DETACH), "detach", "the old root");
-    check(chdir("/"), "enter", "the new root");
+    change_root();
     umask(022);
 }

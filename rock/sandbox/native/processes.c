@@ -85,6 +85,47 @@ int signal_children(const pid_t *spared, size_t spared_count) {
     return signalled;
 }
 
+static size_t list_children_of_task(const char *path, pid_t *found, size_t room,
+                                    const pid_t *spared, size_t spared_count) {
+    char text[4096];
+    size_t count = 0;
+    pid_t pid = 0;
+    ssize_t size;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return 0;
+    while ((size = read(fd, text, sizeof text)) > 0) {
+        for (ssize_t i = 0; i < size; i++) {
+            if (text[i] != ' ') {
+                pid = pid * 10 + (text[i] - '0');
+                continue;
+            }
+            if (count < room && !is_spared(pid, spared, spared_count)) found[count++] = pid;
+            pid = 0;
+        }
+    }
+    close(fd);
+    return count;
+}
+
+/* Breadth first, through every thread of every process: a child belongs to the thread that made it. */
+size_t list_descendants(pid_t root, pid_t *found, size_t room, const pid_t *spared,
+                        size_t spared_count) {
+    size_t count = 0, next = 0;
+    for (pid_t parent = root;; parent = found[next++]) {
+        char path[600];
+        snprintf(path, sizeof path, "/proc/%d/task", parent);
+        DIR *tasks = opendir(path);
+        struct dirent *entry;
+        while (tasks && (entry = readdir(tasks))) {
+            if (!isdigit((unsigned char)entry->d_name[0])) continue;
+            snprintf(path, sizeof path, "/proc/%d/task/%s/children", parent, entry->d_name);
+            count += list_children_of_task(path, found + count, room - count, spared, spared_count);
+        }
+        if (tasks) closedir(tasks);
+        if (next == count) return count;
+    }
+}
+
 /* Kills and reaps until no child is left. Gives up after the bound (a process that the kernel cannot
  * end yet) and returns 1; PID 1 inherits what is left and goes on. Stores the leader's status. */
 int end_descendants(int64_t bound_ns, pid_t leader, int *leader_status) {

@@ -12,14 +12,25 @@ They need a POSIX shell and the usual small programs in the sandbox (busybox is 
 connect to a port, one of python3, bash or nc.
 """
 
-from rock.testing.sandbox_conformance import commands, endings, files, isolation
+from rock.testing.sandbox_conformance import (
+    commands,
+    endings,
+    files,
+    isolation,
+    running,
+    shells,
+    states,
+)
 from rock.testing.sandbox_conformance.subject import Check, Subject
 
 CHECKS: tuple[Check, ...] = (
     *commands.CHECKS,
     *endings.CHECKS,
+    *running.CHECKS,
+    *shells.CHECKS,
     *files.CHECKS,
     *isolation.CHECKS,
+    *states.CHECKS,
 )
 
 __all__ = ["CHECKS", "Check", "Subject"]

@@ -90,6 +90,10 @@ def _fault_of_line(line: Line, story: Story | None) -> str | None:
     match line:
         case {"what": "claimed"} if story is None or story.nonce != line["nonce"]:
             return "was claimed, but its prompt is not in the journal"
+        case {"what": "claimed"} if story is not None and (
+            story.said_before.get(lease := line["lease"]) not in (None, line["said"])
+        ):
+            return f"came with {line['said']}, not with {story.said_before[lease]} as was said"
         case {"what": "crashed"}:
             return f"a worker's task crashed: {line['error']}"
         case {"what": "told"} if line["error"] not in (None, "lease_lost"):
@@ -98,6 +102,10 @@ def _fault_of_line(line: Line, story: Story | None) -> str | None:
             story.ever_said >= set(line["ids"])
         ):
             return "a span was accepted, and lost"
+        case {"what": "said", "error": None} if (
+            story is not None and story.answered and not story.sampled >= set(line["ids"])
+        ):
+            return "a span was accepted, and the answer goes on from something else"
         case {"what": "said"} if line["error"] not in (None, "lease_lost"):
             return f"a span was refused with {line['error']}"
         case {"what": "failed", "error": None} if story is None or Event.FAIL not in story.events:

@@ -37,6 +37,8 @@ class Story:
     said: list[int] = field(default_factory=list[int])
     """Tokens of the spans that came before the answer, as far as they still count."""
     ever_said: set[int] = field(default_factory=set[int])
+    said_before: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
+    """By lease: what was said when it was given, which its answer must begin with."""
     follows_unsent: bool = False
     """When it was asked, an earlier call for the same nonce had no answer sent and no end."""
 
@@ -50,6 +52,7 @@ class Story:
         self.move(Event.CLAIM)
         assert lease not in self.leases, f"lease {lease} was given twice"
         self.leases.append(lease)
+        self.said_before[lease] = list(self.said)
 
     def say(self, record: records.CallPartial) -> None:
         assert self.state is State.LEASED, f"{self.call}: said while {self.state}"
@@ -70,6 +73,13 @@ class Story:
         self.move(record.event)
         if isinstance(record, records.CallFailedRecord):
             self.reason = record.message
+
+    @property
+    def sampled(self) -> set[int]:
+        """The answer's tokens."""
+        if self.answered is None:
+            return set()
+        return set(tokens.unpack_ids(self.answered.choices[0].packed_ids or b""))
 
     @property
     def text(self) -> str | None:

@@ -52,6 +52,10 @@ class Report:
     worker_kills: int = 0
     in_flight: list[int] = field(default_factory=list[int])
     """Calls queued or leased just before each kill of the service."""
+    spans: int = 0
+    """Of answers, accepted before the answers were whole."""
+    continued: int = 0
+    """Leases that came with what an earlier one had said."""
     turns: int = 0
     calls: int = 0
     ended: Counter[str] = field(default_factory=Counter[str])
@@ -63,6 +67,7 @@ class Report:
             f"seed {self.seed}: {self.kills} kills with {flights} calls in flight, "
             f"{self.kills_in_recovery} more in recovery, {self.full_disks} full disks, {self.worker_kills} of workers; "
             f"{self.turns} turns, {self.calls} calls, {dict(self.ended)}; "
+            f"{self.spans} spans accepted, {self.continued} deliveries that went on from some; "
             f"{len(self.faults)} faults"
         )
 
@@ -100,8 +105,8 @@ class Storm:
         async with self._service:
             trajectories = await self._weather(kills)
         chronicle = Chronicle(self._folder / "state" / FILE_NAME)
-        self._summarise(chronicle)
         lines = worker_lines(self._logs)
+        self._summarise(chronicle, lines)
         self.report.faults += [
             *reconcile.faults_of_agents(self._agents, chronicle),
             *reconcile.faults_of_workers(lines, chronicle),
@@ -277,7 +282,10 @@ class Storm:
                 agent.session_id: await admin.trajectory(agent.session_id) for agent in self._agents
             }
 
-    def _summarise(self, chronicle: Chronicle) -> None:
+    def _summarise(self, chronicle: Chronicle, lines: list[dict[str, Any]]) -> None:
+        for line in lines:
+            self.report.spans += line["what"] == "said" and line["error"] is None
+            self.report.continued += line["what"] == "claimed" and bool(line["said"])
         self.report.turns = sum(len(agent.turns) for agent in self._agents)
         self.report.calls = len(chronicle.stories)
         self.report.ended = Counter(story.state.value for story in chronicle.stories.values())

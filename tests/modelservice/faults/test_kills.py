@@ -15,6 +15,7 @@ async def test_a_few_kills_lose_repeat_and_confuse_nothing(tmp_path: Path, seed:
     print(report)  # noqa: T201 - the seed and the figures, shown when it fails
     assert report.faults == []
     assert report.ended["delivered"] > 0
+    assert report.continued > 0
 
 
 async def test_a_disk_that_fills_up_acknowledges_nothing_it_cannot_keep(tmp_path: Path) -> None:
@@ -34,4 +35,5 @@ async def test_sixty_faults_with_a_thousand_calls_in_flight(tmp_path: Path, soak
     assert report.faults == []
     assert report.kills + report.full_disks == 60
     assert report.kills >= 50
+    assert report.continued >= 100
     assert min(report.in_flight) >= 1000

@@ -24,7 +24,7 @@ from rock.modelservice.wire.partial import Partial
 LEASE_SECONDS = 1.5
 MAX_BUSY = 2
 """Batches at once: slow enough that calls pile up, which is what the tests are about."""
-SAY_SHARE = 0.1
+SAY_SHARE = 0.2
 """Of the answers that are said span by span."""
 LATE_SECONDS = 1.0
 """How long after the end of its lease a late answer comes, at most."""
@@ -131,6 +131,8 @@ async def work(trainer: TrainerClient, log: Log, leases: list[Lease], rng: rando
             late.append(lease)
         elif fate < 0.05:
             pass  # forgotten
+        elif fate < 0.08:  # forgotten in the middle of its answer
+            await say(trainer, log, lease, completion_of(lease, rng))
         else:
             soon.append(lease)
     await asyncio.sleep(rng.random() * 0.2)
@@ -161,7 +163,8 @@ async def main(url: str, log_path: str, seed: str, key: str) -> None:
                 policy_version=1,
             )
             for lease in reply.leases:
-                log.say("claimed", lease=lease.lease_id, nonce=nonce_of(lease))
+                said = lease.prefix.token_ids if lease.prefix is not None else []
+                log.say("claimed", lease=lease.lease_id, nonce=nonce_of(lease), said=said)
             if reply.leases:
                 task = asyncio.ensure_future(work(trainer, log, reply.leases, rng))
                 busy.add(task)

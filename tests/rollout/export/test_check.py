@@ -9,9 +9,8 @@ import pytest
 
 from rock.modelservice.wire import Span, Trajectory
 from rock.rollout.export import samples
-from rock.rollout.export.check import text_problem
 from rock.testing.made_run import MadeEpisode, MadeGroup, write_run
-from tests.rollout.export.sessions import answer, one_chain, solved
+from tests.rollout.export.sessions import one_chain, solved
 
 
 def longer_mask(t: Trajectory) -> None:
@@ -102,19 +101,3 @@ def test_a_log_probability_that_no_json_holds_is_refused_by_the_reader(tmp_path:
     path.write_text(json.dumps(fields))
     with pytest.raises(Exception, match=r"rows\[0\].logprobs"):
         list(samples(tmp_path / "run"))
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("<think>why</think>hello <call>bash</call>", None),
-        ("<think>why</think>hell", "decoded tokens without the message's content"),
-        ("hello bash", "decoded tokens without the message's reasoning"),
-        ("why hello", "decoded tokens without the message's tool name"),
-    ],
-)
-def test_decoded_tokens_must_hold_the_message(text: str, problem: str | None) -> None:
-    message = answer("hello", tool=True)
-    message.reasoning_content = "why"
-    ids = list(text.encode())
-    assert text_problem(lambda found: bytes(found).decode(), ids, message) == problem

@@ -1,12 +1,14 @@
 """The output items of a response, and the events that each is streamed as.
 
-One answer is at most one reasoning item, one message and its calls, in this order. A call of a
-function that stood for another kind of tool goes back as that kind.
+One answer is at most one reasoning item, one message and its calls, in this order, unless a worker
+that streams goes back to what it had ended. A call of a function that stood for another kind of tool
+goes back as that kind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 from msgspec import Raw, Struct
@@ -15,18 +17,32 @@ from rock.modelservice.dialects.canonical import Object
 from rock.modelservice.dialects.responses.items import SEALED
 from rock.modelservice.dialects.responses.tools import Target, Targets
 from rock.modelservice.graph.answer import AnswerChoice
-from rock.modelservice.wire import ToolCall
 
 Event = tuple[str, Object]
 """Name and fields; item id and output index are added by the stream."""
 
 
-class Item(Struct, frozen=True):
-    body: Object
-    """The finished item."""
-    begun: Object
-    """The same before its content came."""
-    events: list[Event]
+class Item(Protocol):
+    """An output item while its content comes in."""
+
+    @property
+    def begun(self) -> Object:
+        """The item before its content came."""
+        ...
+
+    def opening(self) -> list[Event]:
+        """Events after the one that announces it."""
+        ...
+
+    def more(self, text: str) -> list[Event]:
+        """More of its text. What is shown only as a whole gives no events."""
+        ...
+
+    def closing(self, status: str) -> list[Event]: ...
+
+    def body(self, status: str) -> Object:
+        """The finished item; `status` is how the answer ended, where the item has a say in it."""
+        ...
 
 
 class _Input(Struct, forbid_unknown_fields=True):
@@ -35,121 +51,236 @@ class _Input(Struct, forbid_unknown_fields=True):
 
 def output_items(
     call_id: str, choice: AnswerChoice, targets: Targets, *, sealed: bool
-) -> list[Item]:
+) -> list[Object]:
+    """The finished items of a whole answer."""
     message = choice.message
-    items: list[Item] = []
+    status = status_of(choice)
+    made: list[Item] = []
     if message.reasoning_content:
-        items.append(_reasoning(call_id, message.reasoning_content, sealed=sealed))
-    status = "completed" if choice.finish_reason in ("stop", "tool_calls") else "incomplete"
+        made.append(ReasoningItem(call_id, 0, sealed=sealed))
+        made[-1].more(message.reasoning_content)
     if message.content or not message.tool_calls:
-        items.append(_message(call_id, message.content or "", status))
+        made.append(MessageItem(call_id, 0))
+        made[-1].more(message.content or "")
     for index, call in enumerate(message.tool_calls or ()):
         name = call.function.name
-        target = targets.get(name, Target("function", name))
-        items.append(_call(call, call.id or f"call_{call_id}_{index}", target))
-    return items
+        made.append(call_item(call.id or f"call_{call_id}_{index}", name, targets))
+        made[-1].more(call.function.arguments)
+    return [item.body(status) for item in made]
 
 
-def _reasoning(call_id: str, text: str, *, sealed: bool) -> Item:
-    part = {"type": "summary_text", "text": text}
-    begun: Object = {"type": "reasoning", "id": f"rs_{call_id}", "summary": []}
-    body: Object = {**begun, "summary": [part]}
-    if sealed:
+def status_of(choice: AnswerChoice) -> str:
+    return "completed" if choice.finish_reason in ("stop", "tool_calls") else "incomplete"
+
+
+def call_item(id: str, name: str, targets: Targets) -> Item:
+    target = targets.get(name, Target("function", name))
+    if target.kind == "custom":
+        return CustomItem(id, target)
+    if target.kind in _SPECIAL:
+        return SpecialItem(id, target)
+    return FunctionItem(id, target)
+
+
+def _id(kind: str, call_id: str, number: int) -> str:
+    """An answer has one item of a kind, unless its worker went back to that kind."""
+    return f"{kind}_{call_id}" if number == 0 else f"{kind}_{call_id}_{number}"
+
+
+class ReasoningItem:
+    def __init__(self, call_id: str, number: int, *, sealed: bool) -> None:
+        id = _id("rs", call_id, number)
+        self.begun: Object = {"type": "reasoning", "id": id, "summary": []}
         # Not empty, so that clients send the item back; the text itself is in the summary.
-        body["encrypted_content"] = f"{SEALED}{call_id}"
-    at: Object = {"summary_index": 0}
-    empty = {"type": "summary_text", "text": ""}
-    events: list[Event] = [
-        ("response.reasoning_summary_part.added", {**at, "part": empty}),
-        ("response.reasoning_summary_text.delta", {**at, "delta": text}),
-        ("response.reasoning_summary_text.done", {**at, "text": text}),
-        ("response.reasoning_summary_part.done", {**at, "part": part}),
-    ]
-    return Item(body, begun, events)
+        self._sealed = {"encrypted_content": f"{SEALED}{call_id}"} if sealed else {}
+        self._text: list[str] = []
+
+    def opening(self) -> list[Event]:
+        return [("response.reasoning_summary_part.added", {"summary_index": 0, **self._part("")})]
+
+    def more(self, text: str) -> list[Event]:
+        self._text.append(text)
+        return [("response.reasoning_summary_text.delta", {"summary_index": 0, "delta": text})]
+
+    def closing(self, status: str) -> list[Event]:
+        text = "".join(self._text)
+        return [
+            ("response.reasoning_summary_text.done", {"summary_index": 0, "text": text}),
+            ("response.reasoning_summary_part.done", {"summary_index": 0, **self._part(text)}),
+        ]
+
+    def body(self, status: str) -> Object:
+        part = self._part("".join(self._text))["part"]
+        return {**self.begun, "summary": [part], **self._sealed}
+
+    def _part(self, text: str) -> Object:
+        return {"part": {"type": "summary_text", "text": text}}
 
 
-def _message(call_id: str, text: str, status: str) -> Item:
-    def part(text: str) -> Object:
+class MessageItem:
+    def __init__(self, call_id: str, number: int) -> None:
+        self._head: Object = {
+            "type": "message",
+            "id": _id("msg", call_id, number),
+            "role": "assistant",
+        }
+        self.begun: Object = {**self._head, "status": "in_progress", "content": []}
+        self._text: list[str] = []
+
+    def opening(self) -> list[Event]:
+        return [("response.content_part.added", {"content_index": 0, "part": self._part("")})]
+
+    def more(self, text: str) -> list[Event]:
+        self._text.append(text)
+        delta: Object = {"content_index": 0, "delta": text, "logprobs": []}
+        return [("response.output_text.delta", delta)] if text else []
+
+    def closing(self, status: str) -> list[Event]:
+        text = "".join(self._text)
+        at: Object = {"content_index": 0}
+        return [
+            ("response.output_text.done", {**at, "text": text, "logprobs": []}),
+            ("response.content_part.done", {**at, "part": self._part(text)}),
+        ]
+
+    def body(self, status: str) -> Object:
+        return {**self._head, "status": status, "content": [self._part("".join(self._text))]}
+
+    def _part(self, text: str) -> Object:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
-    head: Object = {"type": "message", "id": f"msg_{call_id}", "role": "assistant"}
-    at: Object = {"content_index": 0}
-    events: list[Event] = [("response.content_part.added", {**at, "part": part("")})]
-    if text:
-        delta: Object = {**at, "delta": text, "logprobs": []}
-        events.append(("response.output_text.delta", delta))
-    events += [
-        ("response.output_text.done", {**at, "text": text, "logprobs": []}),
-        ("response.content_part.done", {**at, "part": part(text)}),
-    ]
-    body: Object = {**head, "status": status, "content": [part(text)]}
-    return Item(body, {**head, "status": "in_progress", "content": []}, events)
+
+class FunctionItem:
+    """A function call. Arguments go as the model wrote them, valid JSON or not."""
+
+    def __init__(self, id: str, target: Target) -> None:
+        self._head: Object = {
+            "type": "function_call",
+            "id": f"fc_{id}",
+            "call_id": id,
+            "name": target.name,
+            **_namespace(target),
+        }
+        self.begun: Object = {**self._head, "arguments": "", "status": "in_progress"}
+        self._text: list[str] = []
+
+    def opening(self) -> list[Event]:
+        return []
+
+    def more(self, text: str) -> list[Event]:
+        self._text.append(text)
+        return [("response.function_call_arguments.delta", {"delta": text})] if text else []
+
+    def closing(self, status: str) -> list[Event]:
+        return [("response.function_call_arguments.done", {"arguments": "".join(self._text)})]
+
+    def body(self, status: str) -> Object:
+        return {**self._head, "arguments": "".join(self._text), "status": "completed"}
 
 
-def _call(call: ToolCall, id: str, target: Target) -> Item:
-    arguments = call.function.arguments
-    if target.kind == "custom":
-        return _custom(id, target, arguments)
-    if target.kind in _SPECIAL and (action := _object(arguments)) is not None:
-        return _SPECIAL[target.kind](id, action)
-    return _function(id, target, arguments)
+class CustomItem:
+    """A call of a free-form tool: its text stands inside JSON, so that it is shown as a whole."""
+
+    def __init__(self, id: str, target: Target) -> None:
+        self._head: Object = {
+            "type": "custom_tool_call",
+            "id": f"ctc_{id}",
+            "call_id": id,
+            "name": target.name,
+            **_namespace(target),
+        }
+        self.begun: Object = {**self._head, "input": "", "status": "in_progress"}
+        self._text: list[str] = []
+
+    def opening(self) -> list[Event]:
+        return []
+
+    def more(self, text: str) -> list[Event]:
+        self._text.append(text)
+        return []
+
+    def closing(self, status: str) -> list[Event]:
+        text = self._input()
+        return [
+            ("response.custom_tool_call_input.delta", {"delta": text}),
+            ("response.custom_tool_call_input.done", {"input": text}),
+        ]
+
+    def body(self, status: str) -> Object:
+        return {**self._head, "input": self._input(), "status": "completed"}
+
+    def _input(self) -> str:
+        """The text inside `input`; if the model did not write that, all that it wrote."""
+        arguments = "".join(self._text)
+        try:
+            return msgspec.json.decode(arguments, type=_Input).input
+        except (msgspec.DecodeError, RecursionError):
+            return arguments
 
 
-def _function(id: str, target: Target, arguments: str) -> Item:
-    """Arguments go as the model wrote them, valid JSON or not."""
-    head: Object = {"type": "function_call", "id": f"fc_{id}", "call_id": id, "name": target.name}
-    if target.namespace is not None:
-        head["namespace"] = target.namespace
-    events: list[Event] = [
-        ("response.function_call_arguments.delta", {"delta": arguments}),
-        ("response.function_call_arguments.done", {"arguments": arguments}),
-    ]
-    body: Object = {**head, "arguments": arguments, "status": "completed"}
-    return Item(body, {**head, "arguments": "", "status": "in_progress"}, events)
+class SpecialItem:
+    """A call of a tool that has an item type of its own. Known only when it is whole: what the model
+    wrote decides whether it is that, or a plain function call."""
+
+    def __init__(self, id: str, target: Target) -> None:
+        self._id = id
+        self._target = target
+        self._text: list[str] = []
+
+    @property
+    def begun(self) -> Object:
+        return self._whole("in_progress") or self._function().begun
+
+    def opening(self) -> list[Event]:
+        return []
+
+    def more(self, text: str) -> list[Event]:
+        self._text.append(text)
+        return []
+
+    def closing(self, status: str) -> list[Event]:
+        if self._whole(status) is not None:
+            return []
+        function = self._function()
+        return [*function.more("".join(self._text)), *function.closing(status)]
+
+    def body(self, status: str) -> Object:
+        whole = self._whole("completed")
+        if whole is not None:
+            return whole
+        function = self._function()
+        function.more("".join(self._text))
+        return function.body(status)
+
+    def _function(self) -> FunctionItem:
+        return FunctionItem(self._id, self._target)
+
+    def _whole(self, status: str) -> Object | None:
+        action = _object("".join(self._text))
+        if action is None:
+            return None
+        return {**_SPECIAL[self._target.kind](self._id, action), "status": status}
 
 
-def _custom(id: str, target: Target, arguments: str) -> Item:
-    """The text inside `input`; if the model did not write that, all that it wrote."""
-    try:
-        text = msgspec.json.decode(arguments, type=_Input).input
-    except (msgspec.DecodeError, RecursionError):
-        text = arguments
-    head: Object = {
-        "type": "custom_tool_call",
-        "id": f"ctc_{id}",
-        "call_id": id,
-        "name": target.name,
-    }
-    if target.namespace is not None:
-        head["namespace"] = target.namespace
-    events: list[Event] = [
-        ("response.custom_tool_call_input.delta", {"delta": text}),
-        ("response.custom_tool_call_input.done", {"input": text}),
-    ]
-    body: Object = {**head, "input": text, "status": "completed"}
-    return Item(body, {**head, "input": "", "status": "in_progress"}, events)
+def _namespace(target: Target) -> Object:
+    return {} if target.namespace is None else {"namespace": target.namespace}
 
 
-def _local_shell(id: str, action: Object) -> Item:
+def _local_shell(id: str, action: Object) -> Object:
     full: Object = {"type": "exec", "env": {}, **action}
-    return _whole({"type": "local_shell_call", "id": f"lsh_{id}", "call_id": id, "action": full})
+    return {"type": "local_shell_call", "id": f"lsh_{id}", "call_id": id, "action": full}
 
 
-def _shell(id: str, action: Object) -> Item:
-    return _whole({"type": "shell_call", "id": f"sh_{id}", "call_id": id, "action": action})
+def _shell(id: str, action: Object) -> Object:
+    return {"type": "shell_call", "id": f"sh_{id}", "call_id": id, "action": action}
 
 
-def _patch(id: str, operation: Object) -> Item:
+def _patch(id: str, operation: Object) -> Object:
     head = {"type": "apply_patch_call", "id": f"apc_{id}", "call_id": id}
-    return _whole({**head, "operation": operation})
+    return {**head, "operation": operation}
 
 
-def _whole(head: Object) -> Item:
-    """An item whose content is not streamed."""
-    return Item({**head, "status": "completed"}, {**head, "status": "in_progress"}, [])
-
-
-_SPECIAL: dict[str, Callable[[str, Object], Item]] = {
+_SPECIAL: dict[str, Callable[[str, Object], Object]] = {
     "local_shell": _local_shell,
     "shell": _shell,
     "apply_patch": _patch,

@@ -15,10 +15,20 @@ from msgspec import Struct
 
 from rock.errors import BadRequest, ContextLengthExceeded, QueueFull, RockError, SessionClosed
 from rock.modelservice.dialects import sse
+from rock.modelservice.dialects.base import Spoken
 from rock.modelservice.dialects.canonical import Object
-from rock.modelservice.dialects.responses.output import Item, output_items
+from rock.modelservice.dialects.responses.output import (
+    Event,
+    Item,
+    MessageItem,
+    ReasoningItem,
+    SpecialItem,
+    call_item,
+    output_items,
+    status_of,
+)
 from rock.modelservice.dialects.responses.tools import Targets
-from rock.modelservice.graph.answer import Answer, AnswerChoice
+from rock.modelservice.graph.answer import Answer, Delta
 from rock.modelservice.wire import Usage
 
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
@@ -35,7 +45,9 @@ class ResponsesRenderer(Struct, frozen=True):
     sealed: bool
 
     def reply(self, answer: Answer) -> bytes:
-        return msgspec.json.encode(self.finished(answer, self.body(answer.call_id)))
+        choice = answer.choices[0]
+        items = output_items(answer.call_id, choice, self.targets, sealed=self.sealed)
+        return msgspec.json.encode(self.finished(answer, self.body(answer.call_id), items))
 
     def stream(self, call_id: str) -> ResponsesStream:
         return ResponsesStream(self, call_id)
@@ -60,44 +72,49 @@ class ResponsesRenderer(Struct, frozen=True):
             "usage": None,
         }
 
-    def finished(self, answer: Answer, body: Object) -> Object:
+    def finished(self, answer: Answer, body: Object, items: list[Object]) -> Object:
         choice = answer.choices[0]
         reason = _INCOMPLETE.get(choice.finish_reason)
         return {
             **body,
             "status": "incomplete" if reason else "completed",
             "incomplete_details": {"reason": reason} if reason else None,
-            "output": [item.body for item in self.items(answer.call_id, choice)],
+            "output": items,
             "usage": usage_body(answer.usage),
         }
 
-    def items(self, call_id: str, choice: AnswerChoice) -> list[Item]:
-        return output_items(call_id, choice, self.targets, sealed=self.sealed)
-
 
 class ResponsesStream:
-    """One streamed reply. Events are numbered from its first frame on."""
+    """One streamed reply. Events are numbered from its first frame on; items come one after the
+    other."""
 
     def __init__(self, renderer: ResponsesRenderer, call_id: str) -> None:
         self._renderer = renderer
         self._call_id = call_id
         self._body = renderer.body(call_id)
         self._next = 0
+        self._said = Spoken()
+        self._open: Item | None = None
+        self._announced = False
+        """Whether the client knows of the open item."""
+        self._done: list[Object] = []
 
     def keepalive(self) -> bytes:
         """The opening, or a repetition of its second half: that resets every client's timer."""
         return self._opening() or self._event("response.in_progress", response=self._body)
 
-    def delta(self, text: str, reasoning: str) -> bytes:
-        del text, reasoning
-        return b""
+    def delta(self, delta: Delta) -> bytes:
+        return self._opening() + b"".join(self._say(delta)) if delta else b""
 
     def answer(self, answer: Answer) -> Iterator[bytes]:
         yield self._opening()
-        items = self._renderer.items(self._call_id, answer.choices[0])
-        for index, item in enumerate(items):
-            yield from self._item(index, item)
-        body = self._renderer.finished(answer, self._body)
+        choice = answer.choices[0]
+        status = status_of(choice)
+        yield from self._say(self._said.rest(choice.message), status)
+        if self._open is None:
+            yield from self._begin(MessageItem(self._call_id, 0))  # an answer has an item
+        yield from self._close(status)
+        body = self._renderer.finished(answer, self._body, self._done)
         yield self._event(f"response.{body['status']}", response=body)
 
     def error(self, exc: RockError) -> bytes:
@@ -112,12 +129,61 @@ class ResponsesStream:
             "response.in_progress", response=self._body
         )
 
-    def _item(self, index: int, item: Item) -> Iterator[bytes]:
-        yield self._event("response.output_item.added", output_index=index, item=item.begun)
-        for name, fields in item.events:
-            place = {"item_id": item.body["id"], "output_index": index}
+    def _say(self, delta: Delta, status: str = "completed") -> Iterator[bytes]:
+        self._said.add(delta)
+        if delta.reasoning:
+            if not isinstance(self._open, ReasoningItem):
+                number = self._count("reasoning")
+                sealed = self._renderer.sealed
+                item = ReasoningItem(self._call_id, number, sealed=sealed)
+                yield from self._begin(item, status)
+            yield from self._more(delta.reasoning)
+        if delta.content:
+            if not isinstance(self._open, MessageItem):
+                item = MessageItem(self._call_id, self._count("message"))
+                yield from self._begin(item, status)
+            yield from self._more(delta.content)
+        for call in delta.calls:
+            if call.name is not None:
+                id = call.id or f"call_{self._call_id}_{call.index}"
+                item = call_item(id, call.name, self._renderer.targets)
+                yield from self._begin(item, status)
+            yield from self._more(call.arguments)
+
+    def _count(self, kind: str) -> int:
+        return sum(item["type"] == kind for item in self._done)
+
+    def _begin(self, item: Item, status: str = "completed") -> Iterator[bytes]:
+        yield from self._close(status)
+        self._open = item
+        self._announced = not isinstance(item, SpecialItem)
+        if self._announced:
+            yield from self._announce(item)
+
+    def _announce(self, item: Item) -> Iterator[bytes]:
+        place = len(self._done)
+        yield self._event("response.output_item.added", output_index=place, item=item.begun)
+        yield from self._events(item, item.opening())
+
+    def _more(self, text: str) -> Iterator[bytes]:
+        assert self._open is not None
+        yield from self._events(self._open, self._open.more(text))
+
+    def _close(self, status: str) -> Iterator[bytes]:
+        item, self._open = self._open, None
+        if item is None:
+            return
+        if not self._announced:
+            yield from self._announce(item)
+        yield from self._events(item, item.closing(status))
+        body = item.body(status)
+        yield self._event("response.output_item.done", output_index=len(self._done), item=body)
+        self._done.append(body)
+
+    def _events(self, item: Item, events: list[Event]) -> Iterator[bytes]:
+        for name, fields in events:
+            place = {"item_id": item.begun["id"], "output_index": len(self._done)}
             yield self._event(name, **place, **fields)
-        yield self._event("response.output_item.done", output_index=index, item=item.body)
 
     def _event(self, name: str, /, **fields: object) -> bytes:
         data = {"type": name, "sequence_number": self._next, **fields}

@@ -161,8 +161,7 @@ def _agent_step(
         "call_id": last.call_id,
         "choice": last.choice,
         "policy_versions": [
-            {"tokens": span.end - span.start, "policy_version": span.policy_version}
-            for span in own.spans
+            {"tokens": count, "policy_version": version} for count, version in own.versions
         ],
         "finish_reason": last.finish_reason,
         "temperature": last.temperature,

@@ -47,6 +47,7 @@ _SPAN = pa.struct(
         ("first_message", pa.int32()),
         ("roles", pa.list_(pa.string())),
         ("tool_call_ids", pa.list_(pa.string())),
+        ("part", pa.string()),
     ]
 )
 _MISSING = pa.struct([("index", pa.int32()), ("reason", pa.string())])

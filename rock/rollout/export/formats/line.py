@@ -56,6 +56,7 @@ class Ids(msgspec.Struct, frozen=True, kw_only=True):
     policy_versions: list[int]
     staleness: int | None
     sampling: dict[str, Any]
+    spans: list[SampleSpan]
 
 
 class Line(Ids, frozen=True, kw_only=True):
@@ -65,7 +66,6 @@ class Line(Ids, frozen=True, kw_only=True):
     mask: list[int]
     logprobs: list[float]
     rewards: list[float] | None
-    spans: list[SampleSpan]
     streams: dict[str, list[float | None]]
     """null where the stream says nothing."""
     messages: list[Message] | None = None
@@ -105,6 +105,7 @@ def ids_fields(sample: Sample) -> dict[str, Any]:
         "policy_versions": sample.versions,
         "staleness": sample.staleness,
         "sampling": dict(sample.sampling),
+        "spans": list(sample.spans),
     }
 
 
@@ -115,7 +116,6 @@ def line(sample: Sample, *, messages: bool) -> Line:
         mask=sample.mask.tolist(),
         logprobs=sample.logprobs.tolist(),
         rewards=None if sample.rewards is None else sample.rewards.tolist(),
-        spans=list(sample.spans),
         streams={name: nullable(values) for name, values in sample.streams.items()},
         messages=messages_of(sample) if messages else None,
         tools=tools_of(sample) if messages else None,
