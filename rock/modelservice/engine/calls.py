@@ -35,7 +35,7 @@ from rock.modelservice.graph.graph import Extension, Located, MessageGraph, Plac
 from rock.modelservice.graph.rows import CallTokens
 from rock.modelservice.journal import records
 from rock.modelservice.sessions import Session
-from rock.modelservice.states import ENDED_WITHOUT, Event, State
+from rock.modelservice.states import ENDED_WITHOUT, Event, State, next_state
 from rock.modelservice.wire import CanonicalRequest, ChainClass, Omitted, Pins
 from rock.types import CallId, WorkerId
 
@@ -166,7 +166,7 @@ class Call(Ticket):
 
     def move(self, event: Event) -> None:
         before = self.state
-        super().move(event)
+        self.state = next_state(before, event)
         self.session.count(before, self.state)
 
     async def answer(self) -> Answer:
