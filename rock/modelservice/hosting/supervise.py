@@ -19,7 +19,7 @@ import sys
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from rock import process
 from rock.config import inherited_environment, validated
@@ -170,7 +170,8 @@ class ServiceProcess:
         argv = [sys.executable, "-m", "rock.modelservice", "--state-dir", str(self.state_dir)]
         argv += ["--agent-fd", str(agent), "--control-fd", str(control)]
         for name, value in self._settings.items():
-            text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+            listed = isinstance(value, (list, tuple))
+            text = ",".join(map(str, cast("list[object]", value))) if listed else value
             argv += ["--set", f"{name}={text}"]
         for backend in self._backends:
             argv += ["--backend", backend]
