@@ -113,7 +113,8 @@ async def test_a_body_may_come_byte_by_byte_or_in_chunks() -> None:
 
 @pytest.mark.parametrize(
     ("encoding", "packed"),
-    [("gzip", gzip.compress(b"y" * 5000, mtime=0)), ("deflate", zlib.compress(b"y" * 5000))],
+    [("gzip", gzip.compress(b"y" * 5000)), ("deflate", zlib.compress(b"y" * 5000))],
+    ids=["gzip", "deflate"],
 )
 async def test_compressed_bodies_are_unpacked(encoding: str, packed: bytes) -> None:
     async with served() as (reader, writer):
@@ -124,11 +125,12 @@ async def test_compressed_bodies_are_unpacked(encoding: str, packed: bytes) -> N
 @pytest.mark.parametrize(
     ("packed", "encoding", "status"),
     [
-        (gzip.compress(b"y" * 200_000, mtime=0), "gzip", 413),
-        (gzip.compress(b"y" * 5000, mtime=0)[:-9], "gzip", 400),
+        (gzip.compress(b"y" * 200_000), "gzip", 413),
+        (gzip.compress(b"y" * 5000)[:-9], "gzip", 400),
         (b"no gzip", "gzip", 400),
         (b"x", "br", 400),
     ],
+    ids=["too large", "cut", "not packed", "unknown"],
 )
 async def test_bad_compression_is_refused_and_the_connection_goes_on(
     packed: bytes, encoding: str, status: int
