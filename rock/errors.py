@@ -49,7 +49,6 @@ from __future__ import annotations
 
 from typing import ClassVar, TypeVar
 
-
 Error = TypeVar("Error", bound="RockError")
 
 
