@@ -200,11 +200,12 @@ async def test_calls_leave_no_descriptor_behind(tmp_path: Path) -> None:
         await everything()
         mux = helper.streams[0].process.pid
         before = (_descriptors(os.getpid()), _descriptors(mux))
-        for _ in range(5):
+        for _ in range(10):
             await everything()
+        # At most: the first round's cancelled command may not have been over when it was counted.
         await until(
             "every descriptor is closed",
-            lambda: (_descriptors(os.getpid()), _descriptors(mux)) == before,
+            lambda: _descriptors(os.getpid()) <= before[0] and _descriptors(mux) <= before[1],
         )
 
 
