@@ -51,6 +51,10 @@ from typing import ClassVar, TypeVar
 
 Error = TypeVar("Error", bound="RockError")
 
+MAX_SHOWN = 80
+MAX_MESSAGE = 8000
+"""In characters."""
+
 
 class RockError(Exception):
     """Something in rock failed."""
@@ -63,7 +67,11 @@ class RockError(Exception):
 
     @property
     def message(self) -> str:
-        return str(self.args[0])
+        """What was wrong. Whatever it quotes, it stays a message: it is cut at `MAX_MESSAGE`."""
+        whole = str(self.args[0])
+        if len(whole) <= MAX_MESSAGE:
+            return whole
+        return f"{whole[:MAX_MESSAGE]}… ({len(whole)} characters)"
 
 
 class ConfigError(RockError):
@@ -332,6 +340,11 @@ class RunFailed(RolloutError):
     """Too many episodes ended in an infrastructure failure."""
 
     code = "run_failed"
+
+
+def shown(given: str) -> str:
+    """What somebody gave, quoted for a message and no longer than one can read."""
+    return repr(given) if len(given) <= MAX_SHOWN else f"{given[:MAX_SHOWN]!r}… ({len(given)} long)"
 
 
 def any_error_for(code: str, message: str) -> RockError:
