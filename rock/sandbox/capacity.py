@@ -160,7 +160,10 @@ def _disk(cost: Cost, folder: Path) -> Room:
 def _kernel_tables() -> list[Room]:
     """Terminals are counted by the kernel; of inotify instances only the bound is known."""
     found: list[Room] = []
-    bound, used = _number(Path("/proc/sys/kernel/pty/max")), _number(Path("/proc/sys/kernel/pty/nr"))
+    bound, used = (
+        _number(Path("/proc/sys/kernel/pty/max")),
+        _number(Path("/proc/sys/kernel/pty/nr")),
+    )
     if bound is not None and used is not None:
         found.append(
             Room(

@@ -53,15 +53,16 @@ class Box:
     channel: Channel
     state: BoxState
     remove: Callable[[], Awaitable[None]]
+    keep_book: Callable[[StatefulSandbox], None]
+    """Told whose it is: its provider stops that sandbox when it is closed."""
     diagnose: Diagnose = nobody_knows
     """Why it is gone, once it is."""
 
 
 class Replacement(Protocol):
-    """Gives a box to take the place of a sandbox's own, from a pool or new; from then on it is that
-    sandbox's, and whoever keeps book of sandboxes knows it under the new box's id."""
+    """Gives a sandbox, from a pool or new, whose box takes the place of another one's."""
 
-    async def __call__(self, sandbox: StatefulSandbox) -> tuple[StatefulSandbox, ResetTier]: ...
+    async def __call__(self, sandbox: StatefulSandbox, /) -> tuple[StatefulSandbox, ResetTier]: ...
 
 
 class StatefulSandbox(Sandbox):
@@ -151,6 +152,7 @@ class StatefulSandbox(Sandbox):
         leaving.add_done_callback(self._leave)
         self.box = other.hand_over()
         self.id = self.box.id
+        self.box.keep_book(self)
         return ResetReceipt(
             tier=tier,
             seconds=time.monotonic() - started,
