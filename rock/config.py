@@ -13,12 +13,19 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from rock.errors import ConfigError
 
 Model = TypeVar("Model", bound=BaseModel)
 
+MAX_NAME = 80
+"""Of a field's name in a message, which a person may have invented."""
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
+
+TAG = "\0"
+"""Begins the tag of a tagged union; such a part of a path is no field and is not shown."""
 
 
 class Strict(BaseModel):
@@ -33,6 +40,7 @@ class Environment(Strict):
     state_dir: Path = Field(description="Where rock keeps state between runs (ROCK_STATE_DIR).")
     require_docker: bool = Field(description="A missing engine is a failure (ROCK_REQUIRE_DOCKER).")
     docker_host: str | None = Field(description="Engine address (DOCKER_HOST).")
+    clients_dir: Path = Field(description="Where agents are installed (ROCK_CLIENTS_DIR).")
     log_level: str = Field(description="Level of rock's log lines on stderr (ROCK_LOG_LEVEL).")
     log_format: Literal["text", "json"] = Field(
         description="Form of ModelService's log lines (ROCK_LOG_FORMAT)."
@@ -42,11 +50,13 @@ class Environment(Strict):
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     """The variables of this process, or `environ`. Raises `ConfigError` naming the variable."""
     env = os.environ if environ is None else environ
+    cache = Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     default_state = Path(env.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "rock"
     return Environment(
         state_dir=Path(env.get("ROCK_STATE_DIR") or default_state),
         require_docker=env.get("ROCK_REQUIRE_DOCKER", "") not in ("", "0"),
         docker_host=env.get("DOCKER_HOST"),
+        clients_dir=Path(env.get("ROCK_CLIENTS_DIR") or cache / "rock" / "clients").absolute(),
         log_level=_log_level(env.get("ROCK_LOG_LEVEL") or "WARNING"),
         log_format="json" if env.get("ROCK_LOG_FORMAT", "").lower() == "json" else "text",
     )
@@ -71,16 +81,28 @@ def validated(model: type[Model], data: Any, *, source: str) -> Model:
     except ValidationError as exc:
         lines: list[str] = []
         for error in exc.errors(include_url=False):
-            field = ".".join(str(part) for part in error["loc"]) or "(top level)"
+            field = _field(error["loc"]) or "(top level)"
             given = error["input"]
-            lines.append(f"{source}: {field}: {error['msg']} (given: {kind_of(given)})")
+            lines.append(f"{source}: {field}: {_what(error)} (given: {kind_of(given)})")
         raise ConfigError("\n".join(lines)) from exc
+
+
+def _what(error: ErrorDetails) -> str:
+    """What a check said; pydantic puts two words of its own before what our validators raise."""
+    raised = error.get("ctx", {}).get("error")
+    return str(raised) if isinstance(raised, ValueError) else error["msg"]
+
+
+def _field(location: tuple[int | str, ...]) -> str:
+    return ".".join(str(part)[:MAX_NAME] for part in location if not str(part).startswith(TAG))
 
 
 def kind_of(value: Any) -> str:
     """A value's kind for an error message: short scalars are shown, the rest only named."""
     if isinstance(value, str) and len(value) > 60:
         return f"a string of {len(value)} characters"
+    if isinstance(value, int) and value.bit_length() > 200:
+        return f"a number of {value.bit_length()} bits"
     if value is None or isinstance(value, (bool, int, float, str)):
         return repr(value)
     return f"a {type(value).__name__}"

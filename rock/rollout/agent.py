@@ -6,13 +6,17 @@ it speaks in this episode's session, so the key in the environment opens nothing
 
 from __future__ import annotations
 
+import secrets
 import socket
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from rock.errors import SandboxDied, SandboxError
+from rock.errors import SandboxDied, SandboxError, TaskError
 from rock.rollout.placeholders import fill, fill_all, fill_values
+from rock.rollout.python_agent import run_python_agent
 from rock.rollout.runfile import AgentConfig
-from rock.rollout.task import Task
+from rock.rollout.staging import upload_files
+from rock.rollout.task import LoadedTask, Task
 from rock.sandbox.base import ExecResult, Sandbox
 
 LISTEN_PORT = 8765
@@ -59,4 +63,64 @@ async def run_agent(
         cwd=fill(agent.cwd, values),
         env=env | fill_values(agent.env, values),
         user=agent.user,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where an agent of any kind works: its sandbox, and its session by both ways to it."""
+
+    sandbox: Sandbox
+    values: Mapping[str, str]
+    """Of the listener inside the sandbox."""
+    base_url: str
+    """The same session for who is not in the sandbox."""
+    api_key: str
+
+
+async def act(
+    place: Place, agent: AgentConfig, loaded: LoadedTask, *, timeout_seconds: float
+) -> ExecResult:
+    """Run the agent, of whatever kind it is, to its end.
+
+    Raises `TaskError` for a task without the solution that is asked for, and the sandbox's errors.
+    """
+    if agent.solution is not None:
+        return await run_solution(
+            place.sandbox, loaded, agent.solution, timeout_seconds=timeout_seconds
+        )
+    if agent.python is not None:
+        return await run_python_agent(
+            agent.python,
+            task=loaded.task,
+            sandbox=place.sandbox,
+            base_url=place.base_url,
+            api_key=place.api_key,
+            model=place.values["model"],
+            timeout_seconds=timeout_seconds,
+        )
+    return await run_agent(place.sandbox, agent, place.values, timeout_seconds=timeout_seconds)
+
+
+async def run_solution(
+    sandbox: Sandbox, loaded: LoadedTask, name: str, *, timeout_seconds: float
+) -> ExecResult:
+    """Run one of the task's own solutions in the agent's place. Raises `TaskError`."""
+    task = loaded.task
+    solution = task.solutions.get(name)
+    if solution is None:
+        known = ", ".join(task.solutions) or "none"
+        raise TaskError(
+            f"agent.solution: {task.task_id} has no solution {name!r} (it has: {known})"
+        )
+    at = solution.at or f"/tmp/rock-solution-{secrets.token_hex(8)}"
+    if solution.files:
+        await upload_files(sandbox, at, solution.files, folder=loaded.folder)
+    values = {"solution": at, "workdir": task.workdir}
+    return await sandbox.exec(
+        fill_all(solution.command, values),
+        timeout_seconds=timeout_seconds,
+        cwd=task.workdir,
+        env=fill_values(solution.env, values),
+        user=solution.user,
     )

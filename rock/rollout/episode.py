@@ -26,15 +26,14 @@ from rock.errors import ModelServiceError, SandboxError
 from rock.modelservice import wire
 from rock.modelservice.client.shards import AdminShards
 from rock.modelservice.planes.attach import Attachment
-from rock.rollout.agent import agent_values, open_listener, run_agent
+from rock.rollout.agent import Place, act, agent_values, open_listener
 from rock.rollout.events import OnEvent, PhaseEntered
 from rock.rollout.evidence import class_of_error, judge_agent
-from rock.rollout.grading import grade
+from rock.rollout.grading import Exam, Integrity, SessionBench, Setting, lay_out
 from rock.rollout.outcome import TABLE, Outcome, OutcomeClass, Phase, graded, outcome_of
 from rock.rollout.record import CommandSeen, Plan, Record, Usage, now, seen
 from rock.rollout.runfile import RunFile
-from rock.rollout.staging import upload_files
-from rock.rollout.task import Grader, LoadedTask
+from rock.rollout.task import LoadedTask
 from rock.rollout.trajectory import export
 from rock.sandbox.base import ExecResult, Provider, Sandbox, SandboxSpec
 from rock.sandbox.ending import to_the_end
@@ -74,6 +73,8 @@ class _Seen:
     sandbox_id: str | None = None
     agent: CommandSeen | None = None
     grader: CommandSeen | None = None
+    integrity: Integrity | None = None
+    parts: dict[str, float] = field(default_factory=dict[str, float])
     usage: Usage = field(default_factory=Usage)
     untrainable: dict[str, int] = field(default_factory=dict[str, int])
 
@@ -121,6 +122,9 @@ class _Attempt:
             return outcome_of(OutcomeClass.TASK_INVALID, Phase.GRADE, detail="it has no grader")
         async with AsyncExitStack() as stack:
             sandbox = await self._provision(stack)
+            exam = Exam(self.loaded, grader, self._setting())
+            await stack.enter_async_context(exam)
+            await self._prepare(exam, sandbox)
             end, close_reason = await self._agent(sandbox)
             with self._phase(Phase.EXPORT):
                 async with asyncio.timeout(EXPORT_SECONDS):
@@ -132,11 +136,12 @@ class _Attempt:
                         close_reason=close_reason,
                     )
             self.seen.usage, self.seen.untrainable = exported.usage, exported.untrainable
-            requires_model = self.tools.run.agent.requires_model
+            agent = self.tools.run.agent
+            requires_model = agent.requires_model and agent.solution is None
             verdict = judge_agent(end, exported.session, requires_model=requires_model)
             if verdict.cls is not None and not TABLE[verdict.cls].gradable:
                 return outcome_of(verdict.cls, Phase.AGENT, detail=verdict.detail)
-            return await self._grade(sandbox, grader, verdict.cls, verdict.detail)
+            return await self._grade(exam, sandbox, verdict.cls, verdict.detail)
 
     async def _provision(self, stack: AsyncExitStack) -> Sandbox:
         limits = self.tools.run.limits
@@ -145,15 +150,17 @@ class _Attempt:
                 sandbox = await self.tools.provider.create(self._spec())
             stack.push_async_callback(_stop, sandbox)
             self.seen.sandbox_id = sandbox.id
+        return sandbox
+
+    async def _prepare(self, exam: Exam, sandbox: Sandbox) -> None:
+        """The task's initial state, what is kept from the agent, and the agent's own files."""
+        limits = self.tools.run.limits
         with self._phase(Phase.SETUP):
             async with asyncio.timeout(self.task.timeouts.setup_seconds or limits.setup_seconds):
-                if self.task.files:
-                    await upload_files(
-                        sandbox, self.task.workdir, self.task.files, folder=self.loaded.folder
-                    )
+                await lay_out(sandbox, self.loaded)
+                await exam.prepare(sandbox)
                 for target, host in self.tools.run.agent.files.items():
                     await sandbox.upload(host, target)
-        return sandbox
 
     async def _agent(self, sandbox: Sandbox) -> tuple[ExecResult, str | None]:
         """Run the agent in a session of its own; how both ended."""
@@ -169,7 +176,13 @@ class _Attempt:
                 values = agent_values(self.task, model_name=run.model_name, listener=listener)
                 with self._phase(Phase.AGENT):
                     async with asyncio.timeout(timeout + SLACK_SECONDS):
-                        end = await run_agent(sandbox, run.agent, values, timeout_seconds=timeout)
+                        place = Place(
+                            sandbox=sandbox,
+                            values=values,
+                            base_url=session.base_url,
+                            api_key=session.key,
+                        )
+                        end = await act(place, run.agent, self.loaded, timeout_seconds=timeout)
             await asyncio.to_thread(self._keep_output, "agent", end)
             self.seen.agent = seen(end)
             with self._phase(Phase.EXPORT):
@@ -208,20 +221,13 @@ class _Attempt:
             log.warning("session %s was not closed and kept: %s", session_id, reason)
 
     async def _grade(
-        self, sandbox: Sandbox, grader: Grader, agent_class: OutcomeClass | None, detail: str
+        self, exam: Exam, sandbox: Sandbox, agent_class: OutcomeClass | None, detail: str
     ) -> Outcome:
-        timeout = self.task.timeouts.grade_seconds or grader.timeout_seconds
+        seconds = self._grade_seconds() + SLACK_SECONDS + self.tools.run.limits.setup_seconds
         with self._phase(Phase.GRADE):
-            async with asyncio.timeout(
-                timeout + SLACK_SECONDS + self.tools.run.limits.setup_seconds
-            ):
-                result = await grade(
-                    sandbox,
-                    grader,
-                    workdir=self.task.workdir,
-                    folder=self.loaded.folder,
-                    timeout_seconds=timeout,
-                )
+            async with asyncio.timeout(seconds):
+                result = await exam.grade(sandbox)
+        self.seen.integrity, self.seen.parts = exam.integrity, dict(result.parts)
         if result.result is not None:
             await asyncio.to_thread(self._keep_output, "grader", result.result)
             self.seen.grader = seen(result.result)
@@ -231,14 +237,30 @@ class _Attempt:
         details = "; ".join(part for part in (detail, result.detail) if part)
         return graded(result.reward, agent_class=agent_class, detail=details)
 
+    def _grade_seconds(self) -> float:
+        """All that grading may take, a fresh sandbox aside."""
+        grader = self.task.grader or self.tools.run.grader
+        own = grader.whole_seconds() if grader else 0.0
+        return self.task.timeouts.grade_seconds or own
+
+    def _setting(self) -> Setting:
+        bench = SessionBench(
+            admin=self.tools.admin,
+            backend=self.tools.backend,
+            model_name=self.tools.run.model_name,
+            labels=self.plan.labels(),
+        )
+        return Setting(
+            provider=self.tools.provider, spec=self._spec(), bench=bench, folder=self.folder
+        )
+
     def _spec(self) -> SandboxSpec:
         run = self.tools.run
         limits = run.limits
         phases = (
             run.agent.timeout_seconds,
             self.task.timeouts.agent_seconds or 0.0,
-            (self.task.grader or run.grader or Grader(command=["true"])).timeout_seconds,
-            self.task.timeouts.grade_seconds or 0.0,
+            self._grade_seconds(),
         )
         return SandboxSpec(
             image=self.task.image or run.image,
@@ -319,6 +341,8 @@ class _Attempt:
             agent=known.agent,
             grader=known.grader,
             untrainable=known.untrainable,
+            integrity=known.integrity,
+            parts=known.parts,
         )
 
 

@@ -29,7 +29,9 @@ from rock.errors import (
     SandboxError,
     SandboxFileError,
     SessionClosed,
+    TaskError,
     UnsafeArchive,
+    UpstreamError,
     UpstreamUnauthorized,
 )
 from rock.rollout.outcome import OutcomeClass, Phase
@@ -192,11 +194,12 @@ _BY_ERROR: Mapping[Phase, _ErrorRules] = {
         ((SandboxError, TimeoutError, OSError), OutcomeClass.SANDBOX_CREATE_FAILED),
     ],
     Phase.SETUP: [
-        ((SandboxFileError, UnsafeArchive), OutcomeClass.TASK_INVALID),
+        ((SandboxFileError, UnsafeArchive, TaskError), OutcomeClass.TASK_INVALID),
         ((ModelServiceError,), OutcomeClass.SERVICE_FAILED),
         ((SandboxError, TimeoutError, OSError), OutcomeClass.SETUP_FAILED),
     ],
     Phase.AGENT: [
+        ((TaskError,), OutcomeClass.TASK_INVALID),
         ((CommandNotFound, BadWorkdir, BadUser), OutcomeClass.AGENT_MISSING),
         ((ModelServiceError,), OutcomeClass.SERVICE_FAILED),
         # The sandbox keeps the agent's time limit; if it did not answer, it is gone.
@@ -207,7 +210,11 @@ _BY_ERROR: Mapping[Phase, _ErrorRules] = {
     ],
     Phase.GRADE: [
         ((TimeoutError,), OutcomeClass.SANDBOX_DIED),
-        ((SandboxError, OSError), OutcomeClass.GRADER_BROKEN),
+        # A judge is asked through the service.
+        ((UpstreamUnauthorized,), OutcomeClass.MODEL_UNAUTHORIZED),
+        ((CallFailed, UpstreamError), OutcomeClass.MODEL_FAILED),
+        ((ModelServiceError,), OutcomeClass.SERVICE_FAILED),
+        ((SandboxError, TaskError, OSError), OutcomeClass.GRADER_BROKEN),
     ],
 }
 """Read top down: the first rule that fits decides."""

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from rock.rollout.integrity import Integrity
 from rock.rollout.outcome import Outcome
 from rock.sandbox.base import ExecResult
 
@@ -97,6 +98,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     agent: CommandSeen | None = None
     grader: CommandSeen | None = None
     untrainable: dict[str, int] = msgspec.field(default_factory=dict[str, int])
+    integrity: Integrity | None = None
+    """What was done so that the reward can be believed; null where nothing was graded."""
+    parts: dict[str, float] = msgspec.field(default_factory=dict[str, float])
+    """What the reward is made of, by name, where it is made of several."""
 
 
 def encode(value: msgspec.Struct) -> bytes:

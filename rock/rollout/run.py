@@ -14,23 +14,25 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from rock.config import validated
 from rock.errors import ConfigError, ProviderUnavailable
 from rock.modelservice.client.shards import AdminShards
 from rock.modelservice.hosting.supervise import ServiceProcess, kept_up
 from rock.rollout.durable import write_atomically
 from rock.rollout.episode import Tools
 from rock.rollout.events import OnEvent, RunEnded, RunStarted, ignore
+from rock.rollout.graders import BUILT_IN
 from rock.rollout.record import encode
 from rock.rollout.report import Report, as_text, report
 from rock.rollout.rundir import RunDir, read_info, read_records
-from rock.rollout.runfile import BUILT_IN, RunFile, load_run_file
+from rock.rollout.runfile import RunFile, load_run_file
 from rock.rollout.runner import Runner
 from rock.rollout.task import LoadedTask
 from rock.rollout.tasks import load_tasks
@@ -94,7 +96,9 @@ async def run(
     with RunDir.open(where.resolve(), config, source=text) as opened:
         async with AsyncExitStack() as stack:
             chosen = await _provider(stack, config, provider, docker_host)
-            address = service or await stack.enter_async_context(_service(opened.path, config))
+            address = service or await stack.enter_async_context(
+                _service(opened.path, config, _models(config, tasks))
+            )
             admin = await stack.enter_async_context(
                 AdminShards(address.control_url, address.admin_key)
             )
@@ -118,7 +122,8 @@ async def run(
 async def resume(directory: Path, **options: Any) -> RunResult:
     """Go on with the run in `directory`, with the settings it was started with."""
     info = await asyncio.to_thread(read_info, directory)
-    return await run(RunFile.model_validate(info.config), directory=directory, **options)
+    config = validated(RunFile, info.config, source=f"the run in {directory}")
+    return await run(config, directory=directory, **options)
 
 
 def _read(source: Path | RunFile, overrides: Mapping[str, Any] | None) -> tuple[RunFile, bytes]:
@@ -143,6 +148,15 @@ def _refuse_ungraded(config: RunFile, tasks: list[LoadedTask]) -> None:
             )
 
 
+def _models(config: RunFile, tasks: list[LoadedTask]) -> list[str]:
+    """Every backend that the run's ModelService must start: the agents' and the judges'."""
+    names = {config.model}
+    for grader in (config.grader, *(item.task.grader for item in tasks)):
+        if grader is not None:
+            names |= grader.models()
+    return sorted(filter(BUILT_IN.fullmatch, names))
+
+
 async def _provider(
     stack: AsyncExitStack, config: RunFile, given: Provider | None, docker_host: str | None
 ) -> Provider:
@@ -165,11 +179,16 @@ async def _provider(
 
 
 @asynccontextmanager
-async def _service(directory: Path, config: RunFile) -> AsyncGenerator[ServiceAddress, None]:
+async def _service(
+    directory: Path, config: RunFile, backends: Sequence[str]
+) -> AsyncGenerator[ServiceAddress, None]:
     """ModelService for this run alone. One that crashes is started again on the same journal and
     sockets. It ends with the harness, also when that is killed, and the next one starts it again."""
-    backends = [config.model] if BUILT_IN.fullmatch(config.model) else []
-    settings = config.service.model_dump(exclude_none=True)
+    given = config.service.model_dump(exclude_defaults=True)
+    settings = {
+        name: ",".join(cast("list[str]", value)) if isinstance(value, list) else value
+        for name, value in given.items()
+    }
     process = ServiceProcess(
         directory / "service",
         settings=settings,

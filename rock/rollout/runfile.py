@@ -6,17 +6,18 @@ absolute; `differences` says which fields two run files disagree on that a resum
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from rock.config import Strict, kind_of, validated
+from rock.config import Strict, kind_of, read_environment, validated
 from rock.errors import ConfigError
 from rock.modelservice.wire import TRAINED, ChainClass
-from rock.rollout.task import AbsolutePath, Argv, Grader, Seconds, TaskFile, inline
+from rock.rollout.graders import BUILT_IN, QUEUE, AnyGrader, FunctionName, backend
+from rock.rollout.presets import PRESETS, Preset
+from rock.rollout.taskfiles import AbsolutePath, Seconds
 from rock.rollout.tasks.files import read_yaml
 from rock.sandbox.base import Limits, Mount
 
@@ -25,10 +26,8 @@ Tokens = Annotated[int, Field(ge=1)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
-QUEUE = "queue"
-BUILT_IN = re.compile(r"(litellm|openai|engine|replay):.+")
-DESCRIBED = re.compile(r"[A-Za-z0-9_.-]+")
-"""A name in `service.backends_file`."""
+KINDS = ("command", "preset", "python", "solution")
+"""What an agent can be."""
 
 
 class MountConfig(Strict):
@@ -42,9 +41,26 @@ class MountConfig(Strict):
 class AgentConfig(Strict):
     """The agent program and what it finds in its sandbox."""
 
-    command: Argv = Field(
+    command: list[str] = Field(
+        default=[],
         description="Program and arguments; {instruction} {workdir} {task_id} {model} {base_url} "
-        "{api_key} are filled in. No shell is involved."
+        "{api_key} are filled in. No shell is involved.",
+    )
+    preset: str | None = Field(
+        default=None, description="Instead of a command: a known agent, like mini-swe-agent."
+    )
+    python: FunctionName | None = Field(
+        default=None,
+        description="Instead of a command: an async function in the harness, as module:function "
+        "or file.py:function.",
+    )
+    solution: str | None = Field(
+        default=None, description="Instead of a command: a solution of each task, like oracle."
+    )
+    install: Path | Literal["image"] | None = Field(
+        default=None,
+        description="Where a preset is: a folder that has it, image for a program of the image, "
+        "null for where `make test-clients` installs.",
     )
     env: dict[str, str] = Field(
         default={},
@@ -61,6 +77,17 @@ class AgentConfig(Strict):
     requires_model: bool = Field(
         default=True, description="Whether an agent that never called the model is a mistake."
     )
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        given = [name for name in KINDS if getattr(self, name)]
+        if len(given) != 1:
+            raise ValueError(
+                f"expected exactly one of {', '.join(KINDS)} (given: {', '.join(given) or 'none'})"
+            )
+        if self.preset is not None and self.preset not in PRESETS:
+            raise ValueError(f"preset: expected one of {', '.join(PRESETS)}: {self.preset!r}")
+        return self
 
 
 class LimitsConfig(Strict):
@@ -152,8 +179,8 @@ class RunFile(Strict):
     image: str | None = Field(
         default=None, description="Image of tasks that name none; null is the host's programs."
     )
-    grader: Grader | None = Field(default=None, description="Grader of tasks that bring none.")
-    model: str = Field(
+    grader: AnyGrader | None = Field(default=None, description="Grader of tasks that bring none.")
+    model: Annotated[str, AfterValidator(backend)] = Field(
         default=QUEUE,
         description="queue (a trainer answers), litellm:NAME (a hosted model), openai:NAME, "
         "engine:NAME, replay:PATH, or a name in service.backends_file.",
@@ -191,12 +218,12 @@ class RunFile(Strict):
 
     @model_validator(mode="after")
     def _check_model(self) -> Self:
-        described = self.service.backends_file is not None and DESCRIBED.fullmatch(self.model)
-        if self.model != QUEUE and not BUILT_IN.fullmatch(self.model) and not described:
+        named = self.model != QUEUE and not BUILT_IN.fullmatch(self.model)
+        if named and self.service.backends_file is None:
             raise ValueError(
                 "model: expected 'queue' (a trainer answers), 'litellm:NAME' (a hosted model), "
-                "'openai:NAME', 'engine:NAME', 'replay:PATH', or a name in service.backends_file; "
-                f"got {self.model!r}"
+                "'openai:NAME', 'engine:NAME', 'replay:PATH', or a name in service.backends_file, "
+                f"which is not given; got {self.model!r}"
             )
         return self
 
@@ -229,7 +256,10 @@ def load_run_file(path: Path, *, overrides: Mapping[str, Any] | None = None) -> 
 
 
 def resolve(run: RunFile, path: Path) -> RunFile:
-    """`run` with its host paths made absolute and checked; `path` is where it was written."""
+    """`run` with its host paths made absolute and checked; `path` is where it was written.
+
+    Raises `ConfigError` for what is not there.
+    """
     base = path.resolve().parent
     agent = run.agent.model_copy(
         update={
@@ -238,15 +268,10 @@ def resolve(run: RunFile, path: Path) -> RunFile:
                 for target, host in run.agent.files.items()
             },
             "mounts": [
-                mount.model_copy(
-                    update={
-                        "source": _existing(
-                            base / mount.source, f"{path}: agent.mounts.{number}.source"
-                        )
-                    }
-                )
+                _found(mount, base, f"{path}: agent.mounts.{number}.source")
                 for number, mount in enumerate(run.agent.mounts)
             ],
+            "python": _function(run.agent.python, base, f"{path}: agent.python"),
         }
     )
     model, service = run.model, run.service
@@ -256,11 +281,16 @@ def resolve(run: RunFile, path: Path) -> RunFile:
     if service.backends_file is not None:
         file = _existing(base / service.backends_file, f"{path}: service.backends_file")
         service = service.model_copy(update={"backends_file": file})
+    limits = run.limits
+    if agent.preset is not None:
+        preset = PRESETS[agent.preset]
+        agent = _expanded(agent, preset, base, f"{path}: agent")
+        limits = _roomy(limits, preset)
     tasks = run.tasks
     if (base / tasks).exists():
         tasks = str((base / tasks).resolve())
     out = (base / run.out).resolve() if run.out is not None else None
-    grader = _inlined(run.grader, path) if run.grader is not None else None
+    grader = run.grader and run.grader.located(base, where=f"{path}: grader")
     changes = {
         "agent": agent,
         "model": model,
@@ -268,31 +298,53 @@ def resolve(run: RunFile, path: Path) -> RunFile:
         "out": out,
         "tasks": tasks,
         "grader": grader,
+        "limits": limits,
     }
     return run.model_copy(update=changes)
+
+
+def _found(mount: MountConfig, base: Path, where: str) -> MountConfig:
+    return mount.model_copy(update={"source": _existing(base / mount.source, where)})
+
+
+def _function(name: str | None, base: Path, where: str) -> str | None:
+    """A function in a file, by that file's full path."""
+    if name is None or not (file := name.rpartition(":")[0]).endswith(".py"):
+        return name
+    return f"{_existing(base / file, where)}:{name.rpartition(':')[2]}"
+
+
+def _expanded(agent: AgentConfig, preset: Preset, base: Path, where: str) -> AgentConfig:
+    """The agent with the preset's command; its own variables and mounts come on top."""
+    mounts: list[MountConfig] = []
+    if agent.install != "image":
+        if preset.mounted is None:
+            raise ConfigError(f"{where}.install: {preset.name}: {preset.how_to_install()}")
+        folder = base / agent.install if agent.install else read_environment().clients_dir
+        for name, target in preset.mounts.items():
+            source = folder / name
+            if not source.exists():
+                raise ConfigError(
+                    f"{where}.preset: {preset.name} is not in {folder}; {preset.how_to_install()}"
+                )
+            mounts.append(MountConfig(source=source.resolve(), target=target))
+    command = preset.command_for(in_image=agent.install == "image")
+    update = {"preset": None, "install": None, "command": command}
+    update |= {"env": {**preset.env, **agent.env}, "mounts": [*mounts, *agent.mounts]}
+    return agent.model_copy(update=update)
+
+
+def _roomy(limits: LimitsConfig, preset: Preset) -> LimitsConfig:
+    """Limits that the preset can live with, unless the run file says its own."""
+    if preset.memory_bytes is None or "memory_bytes" in limits.model_fields_set:
+        return limits
+    return limits.model_copy(update={"memory_bytes": preset.memory_bytes})
 
 
 def _existing(host: Path, where: str) -> Path:
     if not host.exists():
         raise ConfigError(f"{where}: no such file or folder: {host}")
     return host.resolve()
-
-
-def _inlined(grader: Grader, path: Path) -> Grader:
-    """The grader with its `source` files read in, since a task's folder is not the run file's."""
-    files: dict[str, TaskFile] = {}
-    for name, file in grader.files.items():
-        if file.source is None:
-            files[name] = file
-            continue
-        source = _existing(
-            path.resolve().parent / file.source, f"{path}: grader.files.{name}.source"
-        )
-        for item in sorted(source.rglob("*")) if source.is_dir() else [source]:
-            if item.is_file():
-                inner = str(Path(name) / item.relative_to(source))
-                files[inner] = inline(item)
-    return grader.model_copy(update={"files": files})
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

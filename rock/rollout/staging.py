@@ -5,12 +5,23 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
-from rock.rollout.task import TaskFile
+from rock.rollout.taskfiles import TaskFile
 from rock.sandbox.base import Sandbox
 from rock.sandbox.ending import to_the_end
+
+
+@asynccontextmanager
+async def stage() -> AsyncGenerator[Path, None]:
+    """A directory on the host that is gone afterwards, also when the caller is cancelled."""
+    path = Path(tempfile.mkdtemp(prefix="rock-stage-"))  # at once: nobody must lose its name
+    try:
+        yield path
+    finally:
+        await to_the_end(asyncio.to_thread(shutil.rmtree, path, ignore_errors=True))
 
 
 async def upload_files(
@@ -19,23 +30,31 @@ async def upload_files(
     files: Mapping[str, TaskFile],
     *,
     folder: Path,
-    writable: str | None = None,
+    writable: Sequence[str] = (),
 ) -> None:
     """`files` (relative path → content) under the directory `target` of the sandbox.
 
-    `folder` is what `source` is relative to. `writable` names an empty directory beside them that
+    `folder` is what `source` is relative to. `writable` names empty directories beside them that
     every user may write to. Raises `OSError` for a source that cannot be read, and `SandboxError`.
     """
-    stage = Path(tempfile.mkdtemp(prefix="rock-stage-"))  # at once: nobody must lose its name
-    try:
-        tree = stage / "tree"
+    async with stage() as path:
+        tree = path / "tree"
         await to_the_end(asyncio.to_thread(_lay_out, tree, files, folder, writable))
         await sandbox.upload(tree, target)
-    finally:
-        await to_the_end(asyncio.to_thread(shutil.rmtree, stage, ignore_errors=True))
 
 
-def _lay_out(tree: Path, files: Mapping[str, TaskFile], folder: Path, writable: str | None) -> None:
+async def make_writable(sandbox: Sandbox, target: str) -> None:
+    """The empty directory `target`, which every user may write to."""
+    async with stage() as path:
+        tree = path / "tree"
+        tree.mkdir()
+        tree.chmod(0o777)
+        await sandbox.upload(tree, target)
+
+
+def _lay_out(
+    tree: Path, files: Mapping[str, TaskFile], folder: Path, writable: Sequence[str]
+) -> None:
     tree.mkdir(mode=0o755)
     for name, file in files.items():
         path = tree / name
@@ -47,9 +66,9 @@ def _lay_out(tree: Path, files: Mapping[str, TaskFile], folder: Path, writable: 
             continue
         source = folder / (file.source or "")
         if source.is_dir():
-            shutil.copytree(source, path, symlinks=True)
+            shutil.copytree(source, path, symlinks=True, dirs_exist_ok=True)
         else:
             shutil.copy2(source, path)
-    if writable is not None:
-        (tree / writable).mkdir()
-        (tree / writable).chmod(0o777)
+    for name in writable:
+        (tree / name).mkdir()
+        (tree / name).chmod(0o777)

@@ -26,6 +26,7 @@ from rock.errors import (
     SandboxFileError,
 )
 from rock.sandbox import frames, transfer
+from rock.sandbox.command import ProcessInfo
 from rock.sandbox.execution import Executed, Execution, Sink
 from rock.sandbox.frames import ExecRequest, Frame, FrameType, Refusal, Stage
 from rock.sandbox.mux import MuxConnector, Refused
@@ -302,6 +303,23 @@ class Channel:
         listener = socket.socket(fileno=fd)
         listener.setblocking(False)
         return listener
+
+    async def list_processes(self) -> list[ProcessInfo]:
+        frame, _ = await self.call(FrameType.LOOK, b"", "list processes")
+        try:
+            return frames.parse_processes(frame.body)
+        except frames.ProtocolError as exc:
+            raise SandboxDied(f"list processes: {exc}") from exc
+
+    async def tunnel(self) -> socket.socket:
+        """A connection that carries many; whoever owns it speaks as `mux.Mux` does."""
+        conn = await self._connect()
+        try:
+            await asyncio.get_running_loop().sock_sendall(conn, frames.encode(FrameType.MUX))
+        except OSError as exc:
+            conn.close()
+            raise SandboxDied(f"the sandbox is gone: {exc}") from exc
+        return conn
 
     async def _connect(self) -> socket.socket:
         if self._relay is not None:

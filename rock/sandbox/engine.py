@@ -24,7 +24,7 @@ import docker
 import docker.errors
 import requests.exceptions
 
-from rock.errors import ProviderUnavailable, SandboxError
+from rock.errors import ProviderUnavailable, SandboxDied, SandboxError
 from rock.sandbox.ending import to_the_end
 
 Result = TypeVar("Result")
@@ -284,15 +284,23 @@ class Engine:
         """
 
         def attach(api: _Api) -> socket.socket:
-            made = api.exec_create(name, argv, stdin=True, stderr=False, user="0:0")
-            found = api.exec_start(str(made["Id"]), socket=True)
-            if isinstance(getattr(found, "_sock", found), ssl.SSLSocket):
-                found.close()
-                raise ProviderUnavailable("streams to an engine behind TLS are not supported")
             try:
-                return socket.socket(fileno=os.dup(found.fileno()))
+                made = api.exec_create(name, argv, stdin=True, stderr=False, user="0:0")
+                found = api.exec_start(str(made["Id"]), socket=True)
+            except docker.errors.APIError as exc:
+                if exc.status_code in (404, 409):  # it is gone, or does not run
+                    raise SandboxDied(f"the container {name} is gone") from exc
+                raise
+            conn = getattr(found, "_sock", found)
+            try:
+                if isinstance(conn, ssl.SSLSocket):
+                    raise ProviderUnavailable("streams to an engine behind TLS are not supported")
+                return socket.socket(fileno=os.dup(conn.fileno()))
             finally:
+                # The library hands out the connection of a response that it then forgets.
+                found._response.close()
                 found.close()
+                conn.close()
 
         return await self._call(f"run a program in the container {name}", attach)
 

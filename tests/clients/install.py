@@ -19,7 +19,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.clients.catalog import CLIENTS, NODE_WHEEL, UV, Client, clients_dir, installed
+from rock.rollout.presets import NODE
+from tests.clients.catalog import CLIENTS, UV, Client, clients_dir, installed
 
 SYSTEM_PYTHON = "/usr/bin/python3"
 """Sandboxes see the host's /usr, so a Python elsewhere would not be there."""
@@ -97,7 +98,7 @@ def _from_npm(package: str, new: Path) -> None:
 def _node(new: Path) -> None:
     """The wheel holds a whole Node with npm; only that directory is kept."""
     apart = new.with_name("wheel")
-    _run([str(_tools() / "uv"), "pip", "install", "-q", "--target", str(apart), NODE_WHEEL])
+    _run([str(_tools() / "uv"), "pip", "install", "-q", "--target", str(apart), NODE])
     (apart / _NODE).rename(new)
 
 

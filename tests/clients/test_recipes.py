@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from rock.rollout.runfile import RunFile
+from rock.rollout.presets import PRESETS, Preset
+from rock.rollout.runfile import RunFile, resolve
 from tests.clients.catalog import CLIENTS, Client
 from tests.clients.recipes import PAGE, ROOT, clients_of, recipes
 
@@ -35,3 +38,22 @@ def test_page_says_which_version_is_tested(client: Client) -> None:
 def test_lock_has_the_pinned_version(client: Client) -> None:
     assert client.lock is not None
     assert client.package in client.lock.read_text().splitlines()
+
+
+@pytest.mark.parametrize("preset", [p for p in PRESETS.values() if p.mounts], ids=lambda p: p.name)
+def test_page_shows_what_the_preset_does(preset: Preset, tmp_path: Path) -> None:
+    """`agent: {preset: NAME}` and the block of that name on the page are the same run."""
+    for name in preset.mounts:
+        (tmp_path / "clients" / name).mkdir(parents=True)
+    given = {"tasks": "t.jsonl", "agent": {"preset": preset.name, "install": "clients"}}
+    run = resolve(RunFile.model_validate(given), tmp_path / "run.yaml")
+    shown = RunFile.model_validate({"tasks": "t.jsonl", **recipes()[preset.name]})
+    assert run == resolve(shown, tmp_path / "run.yaml")
+
+
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=lambda p: p.name)
+def test_page_names_every_preset_and_says_how_it_ends(preset: Preset) -> None:
+    streams = "yes" if preset.streams else "no"
+    packages = " ".join(f"`{package}`" for package in preset.package.split())
+    row = f"| `{preset.name}` | {packages} | {preset.speaks} | {streams} | {preset.ends} |"
+    assert row in PAGE.read_text()

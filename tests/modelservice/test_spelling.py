@@ -57,7 +57,7 @@ def completion(lease: wire.Lease, text: str, ids: list[int], **more: Any) -> wir
 async def test_a_lie_is_untrainable_and_counted_if_a_tokenizer_is_named(
     tmp_path: Path, who: str
 ) -> None:
-    settings = {"tokenizers": (f"qwen={family_directory('chatml')}",)}
+    settings: dict[str, Any] = {"tokenizers": (f"qwen={family_directory('chatml')}",)}
     spec = {"tokenizer": "qwen"} if who == "session" else {}
     named = {"tokenizer": "qwen"} if who == "worker" else {}
     chat = chat_of("chatml")
@@ -92,7 +92,7 @@ async def test_a_policy_that_names_its_tokenizer_passes(tmp_path: Path) -> None:
 
     renderer = TokenRenderer(chat_of("chatml"))
     policy = SamplingPolicy(Engine(), renderer, "hermes", tokenizer="qwen")
-    settings = {"tokenizers": (f"qwen={family_directory('chatml')}",)}
+    settings: dict[str, Any] = {"tokenizers": (f"qwen={family_directory('chatml')}",)}
     async with running(tmp_path, **settings) as service:
         session = await open_session(service, tokenizer="qwen")
         await ask(service, session, user("hi"))

@@ -19,7 +19,9 @@ from rock.rollout.record import decode
 from rock.rollout.run import RunResult, run
 from rock.rollout.rundir import read_records
 from rock.sandbox.base import Sandbox, SandboxSpec
+from rock.sandbox.channel_sandbox import ChannelSandbox
 from rock.sandbox.local import LocalProvider
+from rock.sandbox.state import Snapshot
 from tests.rollout.live import address, answering, new_provider, run_file, write_tasks
 
 pytestmark = pytest.mark.userns
@@ -98,9 +100,12 @@ class Fragile(LocalProvider):
         super().__init__()
         self.made: list[Sandbox] = []
 
-    async def create(self, spec: SandboxSpec) -> Sandbox:
-        self.made.append(await super().create(spec))
-        return self.made[-1]
+    async def create(
+        self, spec: SandboxSpec, *, snapshot: Snapshot | None = None
+    ) -> ChannelSandbox:
+        sandbox = await super().create(spec, snapshot=snapshot)
+        self.made.append(sandbox)
+        return sandbox
 
 
 @pytest.mark.parametrize("phase", [Phase.AGENT, Phase.GRADE])

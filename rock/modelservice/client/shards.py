@@ -28,6 +28,7 @@ from rock.modelservice.sharding import one_policy, one_stats, shard_of, shares, 
 from rock.modelservice.wire import groups as wire_groups
 from rock.modelservice.wire import interceptors as wire_interceptors
 from rock.modelservice.wire.partial import CancelledReply, Partial, PartialReply
+from rock.modelservice.wire.pulse import PulseReply
 
 C = TypeVar("C", bound=ControlClient)
 T = TypeVar("T")
@@ -338,6 +339,7 @@ class TrainerShards(Shards[TrainerClient]):
         max_groups: int = 1,
         lease_seconds: float = 300.0,
         wait_seconds: float = 20.0,
+        policy_version: int | None = None,
     ) -> list[wire_groups.ClaimedGroup]:
         self._check_open()
         return await self._clients[GROUPS].claim_rollouts(
@@ -345,11 +347,24 @@ class TrainerShards(Shards[TrainerClient]):
             max_groups=max_groups,
             lease_seconds=lease_seconds,
             wait_seconds=wait_seconds,
+            policy_version=policy_version,
         )
 
-    async def ack_rollouts(self, lease_ids: Sequence[str]) -> list[wire.ItemResult]:
+    async def ack_rollouts(
+        self, lease_ids: Sequence[str], *, step: int | None = None
+    ) -> list[wire.ItemResult]:
         self._check_open()
-        return await self._clients[GROUPS].ack_rollouts(lease_ids)
+        return await self._clients[GROUPS].ack_rollouts(lease_ids, step=step)
+
+    async def renew_rollouts(
+        self, lease_ids: Sequence[str], *, lease_seconds: float = 300.0
+    ) -> list[wire.ItemResult]:
+        self._check_open()
+        return await self._clients[GROUPS].renew_rollouts(lease_ids, lease_seconds=lease_seconds)
+
+    async def release_rollouts(self, lease_ids: Sequence[str]) -> list[wire.ItemResult]:
+        self._check_open()
+        return await self._clients[GROUPS].release_rollouts(lease_ids)
 
 
 class AdminShards(Shards[AdminClient]):
@@ -402,6 +417,25 @@ class AdminShards(Shards[AdminClient]):
     async def group_status(self, group_id: str) -> wire_groups.GroupStatus:
         self._check_open()
         return await self._clients[GROUPS].group_status(group_id)
+
+    async def pulse(self, session_ids: Sequence[str], group_ids: Sequence[str]) -> PulseReply:
+        """Of all shards at once."""
+        self._check_open()
+        parts = split(session_ids, str, len(self._clients))
+        replies = await asyncio.gather(
+            *(
+                client.pulse(
+                    [session_ids[place] for place in parts.get(shard, ())],
+                    group_ids if shard == GROUPS else (),
+                )
+                for shard, client in enumerate(self._clients)
+            )
+        )
+        return PulseReply(
+            policy=one_policy([reply.policy for reply in replies]),
+            sessions=[session for reply in replies for session in reply.sessions],
+            groups=replies[GROUPS].groups,
+        )
 
     async def health(self) -> wire.Health:
         """Raises what any shard raises; a backend is refused if it is in any."""

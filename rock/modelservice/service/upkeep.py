@@ -109,7 +109,7 @@ class Upkeep:
             aside,
             self._folder,
             number,
-            engine.outbox.acknowledged_ids(),
+            engine.outbox.acknowledged_steps(),
             engine.book.interceptors,
         )
         outcome = await asyncio.to_thread(compaction.run, plan, self._stop)

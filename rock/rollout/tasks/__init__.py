@@ -1,7 +1,8 @@
 """Task formats. `load_tasks` reads any of them; adding one is one file and one line in `ADAPTERS`.
 
 A run file names its tasks as `NAME` or `NAME:SELECTION` for an adapter, or as a path: a `.jsonl`
-file with one task per line, a `.yaml` file with one task, or a folder of such `.yaml` files.
+file with one task per line, a `.yaml` file with one task, a Harbor task directory, or a folder of
+`.yaml` files and such directories.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def _existing(path: Path, spec: str) -> Path:
         known = ", ".join(sorted(ADAPTERS))
         raise ConfigError(
             f"tasks: {spec!r}: no such file or folder: {path} "
-            f"(expected a .jsonl or .yaml file, a folder of .yaml files, or one of: {known})"
+            f"(expected a .jsonl or .yaml file, a folder of tasks, or one of: {known})"
         )
     return path
 

@@ -1,4 +1,5 @@
-"""Tasks that a person writes: JSONL (one task per line) and YAML (one task per file, or a folder)."""
+"""Tasks in files: JSONL (one task per line), YAML (one task per file), Harbor's directories, folders of
+the last two. A JSONL line may be a row of a SWE data set (`swe_rows`)."""
 
 from __future__ import annotations
 
@@ -11,6 +12,8 @@ import yaml
 from rock.config import kind_of, validated
 from rock.errors import ConfigError
 from rock.rollout.task import LoadedTask, Task, check_sources
+from rock.rollout.taskfiles import read_text
+from rock.rollout.tasks import harbor, swe_rows
 
 YAML_SUFFIXES = (".yaml", ".yml")
 
@@ -18,13 +21,23 @@ YAML_SUFFIXES = (".yaml", ".yml")
 def load(path: Path) -> list[LoadedTask]:
     """The tasks in a file or folder. Raises `ConfigError` naming file, line and field."""
     if path.is_dir():
-        found = sorted(item for item in path.iterdir() if item.suffix in YAML_SUFFIXES)
-        return [_load_yaml(item) for item in found]
+        return [harbor.load(path)] if harbor.is_task(path) else _load_folder(path)
     if path.suffix == ".jsonl":
         return _load_jsonl(path)
     if path.suffix in YAML_SUFFIXES:
         return [_load_yaml(path)]
     raise ConfigError(f"tasks: {path}: expected a .jsonl or .yaml file or a folder of .yaml files")
+
+
+def _load_folder(folder: Path) -> list[LoadedTask]:
+    """Every task of a folder, in the order of names."""
+    found: list[LoadedTask] = []
+    for item in sorted(folder.iterdir()):
+        if item.suffix in YAML_SUFFIXES:
+            found.append(_load_yaml(item))
+        elif harbor.is_task(item):
+            found.append(harbor.load(item))
+    return found
 
 
 def _load_jsonl(path: Path) -> list[LoadedTask]:
@@ -55,18 +68,11 @@ def _task(data: Any, *, source: str, folder: Path) -> LoadedTask:
         raise ConfigError(
             f"{source}: expected an object with task_id, instruction, … (given: {kind_of(data)})"
         )
+    row = cast("dict[str, Any]", data)
+    if swe_rows.is_row(row):
+        data = swe_rows.task_of(row, source=source)
     task = validated(Task, data, source=source)
     return check_sources(LoadedTask(task, folder.resolve()), source=source)
-
-
-def read_text(path: Path) -> str:
-    """The file as UTF-8 text, or a `ConfigError` that says what is wrong with it."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as exc:
-        raise ConfigError(f"{path}: cannot be read: {exc.strerror}") from exc
-    except UnicodeDecodeError as exc:
-        raise ConfigError(f"{path}: expected UTF-8 text; byte {exc.start} is not") from exc
 
 
 def read_yaml(path: Path) -> Any:

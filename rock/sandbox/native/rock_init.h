@@ -38,6 +38,7 @@ enum request_type {
     REQ_ADOPT = 'A',
     REQ_PREPARE = 'Y',
     REQ_ATTACH = 'J',
+    REQ_LOOK = 'g',   /* which processes there are */
     REQ_MUX = 'm',    /* from now on this connection carries many; see mux.c */
 };
 
@@ -158,6 +159,7 @@ int handle_mkdir(int conn, const struct frame *frame);
 int handle_put(int conn, const struct frame *frame);
 int handle_get(int conn, const struct frame *frame);
 int handle_listen(int conn, const struct frame *frame);
+int handle_look(int conn, const struct frame *frame); /* look.c */
 int handle_sweep(int conn, const struct frame *frame);
 int handle_freeze(int conn, const struct frame *frame);
 int handle_count(int conn, const struct frame *frame);

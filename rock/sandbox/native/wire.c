@@ -12,7 +12,7 @@
  *             descriptors: [stdin] stdout stderr [status]. Flags: 1 stdin is given; 2 run it on a
  *             terminal between stdin and stdout; 4 it is a shell that reads SCRIPTs, and tells
  *             status (its descriptor 7) how they end; 8 say STARTED
- *     SIGNAL  u32 number            KILL, COMMIT, PING, MUX  nothing
+ *     SIGNAL  u32 number            KILL, COMMIT, PING, MUX, LOOK  nothing
  *     RESIZE  u32 rows | u32 columns
  *     SCRIPT  text line | bytes script to the end: the script becomes what descriptor 9 of the shell
  *             holds, then the shell's program gets the line
@@ -30,6 +30,8 @@
  *     PREPARE  text storage | texts below; FD a root      ATTACH  descriptors: root, mount namespace, mountinfo
  *     DIR, FILE  text path | u32 mode   LINK  text path | text destination   DATA  bytes to the end
  *     STARTED u32 pid in the sandbox
+ *     LOOK's  DONE u32 n, n times (u32 pid | u32 parent | u32 uid | u8 state | u64 CPU ms |
+ *             u64 resident bytes | u32 n, n texts of its command)
  *     PONG    u32 protocol version | u32 pid
  *     RESULT  u8 end kind | u32 value | u64 duration ns | u32 OOM kills (all ones: unknown) |
  *             u8 1 if something could not be ended

@@ -1,4 +1,4 @@
-"""Exports read by the projects they are made for, with those projects' own code.
+"""Exports read by the projects they are made for, and tasks in their formats read by us and them.
 
 Each has an environment of its own, made by `make test-export` (scripts/export-envs.sh), which alone
 runs these tests; a missing environment fails them. ROLL, prime-rl and slime cannot be installed from the index: they are
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from rock.rollout.export import export, options_of, samples
+from rock.rollout.tasks import load_tasks
 
 ROOT = Path(__file__).parents[3]
 READERS = Path(__file__).parent / "real"
@@ -56,6 +57,24 @@ def test_harbors_models_accept_atif_and_hold_every_token(
     found = read("harbor", "read_atif.py", tmp_path / "out" / "part-00000.jsonl")
     assert [row[:3] for row in found] == expected(recorded_run)
     assert {row[3] for row in found} == {"ATIF-v1.8"}
+
+
+def test_harbor_reads_our_task_directories_as_we_do(tmp_path: Path) -> None:
+    folders = sorted(path.parent for path in (ROOT / "examples" / "tasks").glob("*/task.toml"))
+    (tmp_path / "folders.json").write_text(json.dumps([str(folder) for folder in folders]))
+    found = read("harbor", "read_task.py", tmp_path / "folders.json")
+    ours = [load_tasks(str(folder), base=ROOT)[0].task for folder in folders]
+    assert ours
+    assert [[row[0], row[1].strip(), row[2], row[3]] for row in found] == [
+        [
+            task.task_id,
+            task.instruction.strip(),
+            task.timeouts.agent_seconds,
+            task.grader.timeout_seconds if task.grader else None,
+        ]
+        for task in ours
+    ]
+    assert {(row[4], row[5]) for row in found} == {("test.sh", "solve.sh")}
 
 
 @pytest.mark.parametrize("rows", ["chain", "turn"])

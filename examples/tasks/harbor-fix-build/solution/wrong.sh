@@ -1,0 +1,2 @@
+#!/bin/bash
+sed -i 's/os.listdir(source)/sorted(os.listdir(source))/' /app/build.py

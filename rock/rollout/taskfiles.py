@@ -1,0 +1,136 @@
+"""Files, paths and commands as task and run files write them.
+
+All paths inside a sandbox are written relative to a directory that the harness makes, so a task file
+cannot write anywhere else; all sources on the host stay inside the task file's own folder.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import stat
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from rock.config import Strict
+from rock.errors import ConfigError
+
+
+def safe_relative(path: str) -> str:
+    """`path` if it stays inside the directory it is relative to, else a ValueError that says why."""
+    pure = PurePosixPath(path)
+    if not path or "\0" in path or pure.name in ("", ".."):
+        raise ValueError("expected a relative file path, like 'src/main.py'")
+    if pure.is_absolute() or ".." in pure.parts:
+        raise ValueError("expected a path inside the directory: not absolute and without '..'")
+    return str(pure)
+
+
+def absolute(path: str) -> str:
+    """`path` if it is an absolute, normal sandbox path, else a ValueError that says why."""
+    pure = PurePosixPath(path)
+    if not pure.is_absolute() or ".." in pure.parts or "\0" in path:
+        raise ValueError("expected an absolute path without '..', like '/workspace'")
+    return str(pure)
+
+
+def _inside_the_box(path: str) -> str:
+    """A sandbox path that may be removed: no system directory, not the root itself."""
+    if not path.startswith("/"):
+        return safe_relative(path)
+    if len(PurePosixPath(absolute(path)).parts) < 2:
+        raise ValueError("expected a path below '/', like '/solution'")
+    return absolute(path)
+
+
+def _from_shorthand(value: Any) -> Any:
+    return {"text": value} if isinstance(value, str) else value
+
+
+SafePath = Annotated[str, AfterValidator(safe_relative)]
+AbsolutePath = Annotated[str, AfterValidator(absolute)]
+BoxPath = Annotated[str, AfterValidator(_inside_the_box)]
+"""Absolute, or relative to the working directory."""
+Argv = Annotated[list[str], Field(min_length=1)]
+Seconds = Annotated[float, Field(gt=0, le=7 * 24 * 3600)]
+
+
+class TaskFile(Strict):
+    """Where one file (or, with `source`, one tree) comes from. Exactly one of the first three."""
+
+    text: str | None = None
+    base64: str | None = None
+    source: SafePath | None = None
+    """A file or folder beside the task file."""
+    mode: Annotated[int, Field(ge=0, le=0o777)] = 0o644
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        given = [value for value in (self.text, self.base64, self.source) if value is not None]
+        if len(given) != 1:
+            raise ValueError("expected exactly one of text, base64, source")
+        if self.base64 is not None:
+            try:
+                base64.b64decode(self.base64, validate=True)
+            except binascii.Error as exc:
+                raise ValueError(f"base64: {exc}") from exc
+        return self
+
+    def data(self) -> bytes | None:
+        """The bytes of an inline file, None for a `source`."""
+        if self.base64 is not None:
+            return base64.b64decode(self.base64)
+        return None if self.text is None else self.text.encode()
+
+
+Files = dict[SafePath, Annotated[TaskFile, BeforeValidator(_from_shorthand)]]
+
+
+def check_source(folder: Path, relative: str, *, where: str) -> None:
+    """A `ConfigError` unless `relative` is a file or folder that lies inside `folder`."""
+    path = folder / relative
+    try:
+        mode = path.stat().st_mode
+    except OSError as exc:
+        raise ConfigError(f"{where}: {exc.strerror}: {path}") from exc
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise ConfigError(f"{where}: expected a path inside {folder}; {relative} leads out of it")
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise ConfigError(f"{where}: expected a file or a folder: {path}")
+
+
+def inline(path: Path) -> TaskFile:
+    """A host file as a `TaskFile` that holds its bytes. Raises `ConfigError`."""
+    try:
+        data, mode = path.read_bytes(), path.stat().st_mode
+    except OSError as exc:
+        raise ConfigError(f"{path}: cannot be read: {exc.strerror}") from exc
+    return TaskFile(base64=base64.b64encode(data).decode(), mode=mode & 0o777)
+
+
+def inlined(files: Files, base: Path, *, where: str) -> Files:
+    """`files` with every `source` read in from `base`. Raises `ConfigError`."""
+    result: Files = {}
+    for name, file in files.items():
+        if file.source is None:
+            result[name] = file
+            continue
+        source = base / file.source
+        if not source.exists():
+            raise ConfigError(f"{where}.{name}.source: no such file or folder: {source}")
+        for item in sorted(source.rglob("*")) if source.is_dir() else [source]:
+            if item.is_file():
+                result[str(PurePosixPath(name, item.relative_to(source).as_posix()))] = inline(item)
+    return result
+
+
+def read_text(path: Path) -> str:
+    """The file as UTF-8 text, or a `ConfigError` that says what is wrong with it."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as exc:
+        raise ConfigError(f"{path}: cannot be read: {exc.strerror}") from exc
+    except UnicodeDecodeError as exc:
+        raise ConfigError(f"{path}: expected UTF-8 text; byte {exc.start} is not") from exc
