@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rock.errors import ProviderUnavailable, SandboxDied, SandboxError
-from rock.sandbox import host_layers, hostroot, rundir
+from rock.sandbox import api, host_layers, hostroot, rundir
 from rock.sandbox.autopsy import diagnose
 from rock.sandbox.base import Availability, Provider, SandboxSpec
 from rock.sandbox.box_state import BoxState
@@ -202,6 +202,11 @@ class DockerProvider(Provider):
                 replacement=self._replace,
             )
             await sandbox.prepare(snapshot)
+            if shared is not None:
+                info = api.info_of(
+                    sandbox, sandbox_id=sandbox_id, provider=self.name, age_seconds=0.0
+                )
+                rundir.describe(shared.parent, api.encode(info))
             self._check_open()
         except BaseException:  # whatever it was, also a cancellation, nothing may be left
             await to_the_end(self._discard_quietly(sandbox_id, layers))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import aiohttp
@@ -148,7 +149,9 @@ class RemoteSandbox(ChannelSandbox):
 
     async def reset(self) -> ResetReceipt:
         self._check_not_stopped()
-        return await self._server.ask("POST", f"/v1/sandboxes/{self.id}/reset", ResetReceipt)
+        receipt = await self._server.ask("POST", f"/v1/sandboxes/{self.id}/reset", ResetReceipt)
+        # Listeners hang on the stream to the helper, which a reset ends with all else.
+        return replace(receipt, same_network=False)
 
     async def snapshot(self) -> Snapshot:
         raise NotSupported("snapshot: the remote provider keeps no states")
@@ -159,10 +162,12 @@ class RemoteSandbox(ChannelSandbox):
     async def pause(self) -> None:
         self._check_not_stopped()
         await self._server.ask("POST", f"/v1/sandboxes/{self.id}/pause", dict[str, Any])
+        self.state.paused = True
 
     async def resume(self) -> None:
         self._check_not_stopped()
         await self._server.ask("POST", f"/v1/sandboxes/{self.id}/resume", dict[str, Any])
+        self.state.paused = False
 
 
 class RemoteProvider(Provider):
@@ -211,6 +216,11 @@ class RemoteProvider(Provider):
         if self._beating is None and self._lease_seconds:
             self._beating = asyncio.ensure_future(self._beat())
         return sandbox
+
+    async def create_unowned(self, spec: SandboxSpec, lease_seconds: float) -> api.SandboxInfo:
+        """A sandbox that stays when this provider is closed; its lease is nobody's to renew."""
+        asked = api.CreateRequest(spec=spec, lease_seconds=lease_seconds)
+        return await self._server.ask("POST", "/v1/sandboxes", api.SandboxInfo, asked)
 
     async def _discard_asked(self, asking: asyncio.Future[api.SandboxInfo]) -> None:
         try:

@@ -142,21 +142,11 @@ class SandboxServer:
         return served
 
     def _info(self, name: str, served: _Served) -> api.SandboxInfo:
-        box = served.sandbox
-        profile = api.Profile(
-            user=box.identity.user,
-            home=box.identity.home,
-            variables=box.variables,
-            rlimits=list(box.rlimits),
-            capabilities=sorted(box.capabilities),
-            not_enforced=list(box.not_enforced),
-        )
-        return api.SandboxInfo(
-            id=name,
+        return api.info_of(
+            served.sandbox,
+            sandbox_id=name,
             provider=self._provider.name,
             age_seconds=time.monotonic() - served.born,
-            spec=box.spec,
-            profile=profile,
         )
 
     async def _document(self, request: web.Request) -> web.Response:
