@@ -129,10 +129,11 @@ class PooledProvider(Provider):
         return made
 
     async def warm(self, spec: SandboxSpec) -> None:
-        """Open the pool of `spec` and wait until its minimum is ready. Raises what making one raises."""
+        """Open the pool of `spec` and wait for what is missing of its minimum. Raises what making one raises."""
         pool = self._pool(spec)
-        while len(pool.ready) < self._policy.ready_min and not self._closed:
-            await self._add(pool)
+        missing = max(0, self._policy.ready_min - len(pool.ready) - pool.making)
+        pool.making += missing
+        await asyncio.gather(*(self._add_counted(pool) for _ in range(missing)))
 
     def counts(self) -> PoolCounts:
         pools = self._pools.values()
@@ -238,7 +239,7 @@ class PooledProvider(Provider):
 
     async def _make(self, pool: _Pool) -> None:
         try:
-            await self._add(pool)
+            await self._add_counted(pool)
         except (RockError, OSError) as exc:
             pool.failures += 1
             pause = _RETRY_SECONDS[min(pool.failures, len(_RETRY_SECONDS)) - 1]
@@ -246,6 +247,10 @@ class PooledProvider(Provider):
             log.warning("a pool makes no sandbox for %g s: %s", pause, exc)
         else:
             pool.failures = 0
+
+    async def _add_counted(self, pool: _Pool) -> None:
+        try:
+            await self._add(pool)
         finally:
             pool.making -= 1
             self._wake.set()
