@@ -15,6 +15,7 @@ connect to a port, one of python3, bash or nc.
 from rock.testing.sandbox_conformance import (
     commands,
     endings,
+    escapes,
     files,
     isolation,
     running,
@@ -30,6 +31,7 @@ CHECKS: tuple[Check, ...] = (
     *shells.CHECKS,
     *files.CHECKS,
     *isolation.CHECKS,
+    *escapes.CHECKS,
     *states.CHECKS,
 )
 
