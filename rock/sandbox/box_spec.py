@@ -96,7 +96,7 @@ def ids_for_user(wanted: str | None, uid: int, gid: int) -> Ids:
 
 def encode(spec: SandboxSpec, ids: Ids, steps: Sequence[Step]) -> bytes:
     """The specification. Files get seven eighths of the memory: a full disk is better than a kill."""
-    flags = _OWN_NETWORK * (spec.network == "none") | _BY_ROOT * ids.by_root
+    flags = _OWN_NETWORK * (spec.network != "full") | _BY_ROOT * ids.by_root
     inside = 0 if ids.by_root else ids.uid
     inside_gid = 0 if ids.by_root else ids.gid
     return b"".join(

@@ -78,7 +78,7 @@ def container_config(
         # The client's own proxy settings are not the sandbox's business.
         "use_config_proxy": False,
         "host_config": {
-            "network_mode": "none" if spec.network == "none" else "bridge",
+            "network_mode": "bridge" if spec.network == "full" else "none",
             "cap_drop": ["ALL"],
             "cap_add": list(HELPER_CAPABILITIES),
             "security_opt": ["no-new-privileges:true"],

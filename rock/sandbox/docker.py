@@ -41,7 +41,7 @@ from rock.sandbox.mux import MuxConnector
 from rock.sandbox.owner import EXPIRES, RUN, Owner, wall_seconds
 from rock.sandbox.reaper import reap
 from rock.sandbox.state import Capability, ResetTier, Snapshot
-from rock.sandbox.stateful import Box, Enforced, StatefulSandbox
+from rock.sandbox.stateful import NETWORKS, Box, Enforced, StatefulSandbox
 
 log = logging.getLogger(__name__)
 
@@ -325,7 +325,7 @@ def _enforced(spec: SandboxSpec) -> Enforced:
         Capability.CPU_LIMIT: spec.limits.cpus,
     }
     found = frozenset(capability for capability, bound in asked.items() if bound is not None)
-    return Enforced(found, ("disk space is bounded by the engine's disk only",))
+    return Enforced(found | NETWORKS, ("disk space is bounded by the engine's disk only",))
 
 
 def _made_of(spec: SandboxSpec, image: Image) -> str:

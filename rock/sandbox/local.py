@@ -40,7 +40,7 @@ from rock.sandbox.helper import helper_path
 from rock.sandbox.layering import LocalLayers
 from rock.sandbox.mount_rules import check_spec
 from rock.sandbox.state import Capability, ResetTier, Snapshot
-from rock.sandbox.stateful import Box, Enforced, StatefulSandbox
+from rock.sandbox.stateful import NETWORKS, Box, Enforced, StatefulSandbox
 
 _START_SECONDS = 30.0
 _STOP_SECONDS = 15.0
@@ -288,7 +288,7 @@ def _enforced(spec: SandboxSpec, grouped: frozenset[Capability]) -> Enforced:
         missing.append("pids bounds the processes of each user inside, not all together")
     if limits.cpus is not None and Capability.CPU_LIMIT not in grouped:
         missing.append("cpus is not enforced")
-    return Enforced(frozenset(found), tuple(missing))
+    return Enforced(frozenset(found | NETWORKS), tuple(missing))
 
 
 def _host_resolv_conf() -> str:

@@ -18,6 +18,7 @@ from rock.testing.sandbox_conformance import (
     escapes,
     files,
     isolation,
+    networks,
     running,
     shells,
     states,
@@ -31,6 +32,7 @@ CHECKS: tuple[Check, ...] = (
     *shells.CHECKS,
     *files.CHECKS,
     *isolation.CHECKS,
+    *networks.CHECKS,
     *escapes.CHECKS,
     *states.CHECKS,
 )
