@@ -8,7 +8,7 @@ was given, what was expected.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from rock.errors import ConfigError
+from rock.secrets import telling_values
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -73,6 +74,11 @@ def _log_level(given: str) -> str:
     if level not in LOG_LEVELS:
         raise ConfigError(f"ROCK_LOG_LEVEL: expected one of {', '.join(LOG_LEVELS)}: {given!r}")
     return level
+
+
+def secret_values(also: Iterable[str] = (), environ: Mapping[str, str] | None = None) -> list[str]:
+    """Values of this process's variables whose names say that they are secret, and of `also`."""
+    return telling_values(os.environ if environ is None else environ, also)
 
 
 def inherited_environment() -> dict[str, str]:

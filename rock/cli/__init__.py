@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import TextIO, cast
 
 
 def main() -> None:
@@ -20,9 +21,13 @@ def main() -> None:
 
 def _main() -> None:
     # Imports take most of a short command's time, and a Ctrl-C may come in them, too.
-    from rock.config import read_environment
+    from rock.config import read_environment, secret_values
     from rock.errors import ConfigError, RockError
+    from rock.secrets import RedactingStream, register
 
+    register(*secret_values())
+    sys.stdout = cast("TextIO", RedactingStream(sys.stdout))
+    sys.stderr = cast("TextIO", RedactingStream(sys.stderr))
     try:
         level = read_environment().log_level
         logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -11,17 +11,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rock.config import read_environment, validated
+from rock.config import read_environment, secret_values, validated
 from rock.errors import RockError
 from rock.modelservice.backends.config import policies_of
 from rock.modelservice.hosting.server import run
 from rock.modelservice.settings import ServiceConfig
 from rock.modelservice.telemetry import logs
+from rock.secrets import redact_text, register
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(argv)
     environment = read_environment()
+    register(*secret_values())
     logs.configure(environment.log_level, environment.log_format)
     try:
         config = validated(ServiceConfig, _settings(given), source="command line")
@@ -34,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             parent_pid=given.parent_pid,
         )
     except RockError as exc:
-        sys.stderr.write(f"error: {exc.message}\n")
+        sys.stderr.write(redact_text(f"error: {exc.message}\n"))
         return 2
     return 0
 

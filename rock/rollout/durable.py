@@ -1,17 +1,22 @@
-"""Files that are there whole or not at all, and on disk when the call returns."""
+"""Files that are there whole or not at all, on disk when the call returns, and without secrets."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+from rock.secrets import redact
+
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """`data` at `path`: written under another name, synced, renamed, the folder synced."""
+    """`data` at `path`: written under another name, synced, renamed, the folder synced.
+
+    Registered secrets (`rock.secrets`) are replaced on the way.
+    """
     part = path.with_name(path.name + ".part")
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
-        write_all(fd, data)
+        write_all(fd, redact(data))
         os.fsync(fd)
     finally:
         os.close(fd)

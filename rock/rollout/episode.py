@@ -37,6 +37,7 @@ from rock.rollout.task import LoadedTask
 from rock.rollout.trajectory import export
 from rock.sandbox.base import ExecResult, Provider, Sandbox, SandboxSpec
 from rock.sandbox.ending import to_the_end
+from rock.secrets import keeping, redact, redact_text
 from rock.types import Clock
 
 log = logging.getLogger(__name__)
@@ -172,6 +173,7 @@ class _Attempt:
                 self.seen.session_id = session.session_id
         try:
             async with AsyncExitStack() as stack:
+                stack.enter_context(keeping(session.key))
                 listener = await self._attach(stack, sandbox, session)
                 values = agent_values(self.task, model_name=run.model_name, listener=listener)
                 with self._phase(Phase.AGENT):
@@ -311,14 +313,14 @@ class _Attempt:
 
     def _keep_output(self, who: str, result: ExecResult) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / f"{who}.stdout").write_bytes(result.stdout)
-        (self.folder / f"{who}.stderr").write_bytes(result.stderr)
+        (self.folder / f"{who}.stdout").write_bytes(redact(result.stdout))
+        (self.folder / f"{who}.stderr").write_bytes(redact(result.stderr))
 
     def outcome_of_error(self, exc: Exception) -> Outcome:
         cls = class_of_error(self.seen.phase, exc)
         if cls is OutcomeClass.INTERNAL_ERROR:
             log.error("attempt %s failed", self.plan, exc_info=exc)
-        return outcome_of(cls, self.seen.phase, detail=f"{type(exc).__name__}: {exc}")
+        return outcome_of(cls, self.seen.phase, detail=redact_text(f"{type(exc).__name__}: {exc}"))
 
     def record(self, outcome: Outcome, started_at: str, seconds: float) -> Record:
         plan, known = self.plan, self.seen

@@ -23,6 +23,7 @@ from rock.errors import LedgerError
 from rock.rollout.durable import sync_folder, write_all
 from rock.rollout.outcome import OutcomeClass
 from rock.sandbox.ending import to_the_end
+from rock.secrets import redact
 
 SCHEMA = 1
 
@@ -246,7 +247,7 @@ class Ledger:
             for event in written:
                 self.state.apply(event)
             data = b"".join(msgspec.json.encode(event) + b"\n" for event in written)
-            await asyncio.to_thread(self._write, data)
+            await asyncio.to_thread(self._write, redact(data))
 
     def _write(self, data: bytes) -> None:
         end = os.lseek(self._fd, 0, os.SEEK_CUR)

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
-from rock.config import validated
+from rock.config import secret_values, validated
 from rock.errors import ConfigError, ProviderUnavailable
 from rock.modelservice.client.shards import AdminShards
 from rock.modelservice.hosting.supervise import ServiceProcess, kept_up
@@ -29,6 +29,7 @@ from rock.rollout.durable import write_atomically
 from rock.rollout.episode import Tools
 from rock.rollout.events import OnEvent, RunEnded, RunStarted, ignore
 from rock.rollout.graders import BUILT_IN
+from rock.rollout.leaks import refuse_leaks
 from rock.rollout.record import encode
 from rock.rollout.report import Report, as_text, report
 from rock.rollout.rundir import RunDir, read_info, read_records
@@ -38,6 +39,7 @@ from rock.rollout.task import LoadedTask
 from rock.rollout.tasks import load_tasks
 from rock.sandbox.base import Provider
 from rock.sandbox.doctor import choose_provider, providers
+from rock.secrets import register
 
 EXIT_FINISHED = 0
 EXIT_FAILED = 1
@@ -93,12 +95,15 @@ async def run(
     where = directory or config.out or _new_directory(source)
     tasks = load_tasks(config.tasks, base=Path.cwd())
     _refuse_ungraded(config, tasks)
+    register(*secret_values(config.secrets))
+    refuse_leaks(config, tasks)
     with RunDir.open(where.resolve(), config, source=text) as opened:
         async with AsyncExitStack() as stack:
             chosen = await _provider(stack, config, provider, docker_host)
             address = service or await stack.enter_async_context(
                 _service(opened.path, config, _models(config, tasks))
             )
+            register(address.admin_key)
             admin = await stack.enter_async_context(
                 AdminShards(address.control_url, address.admin_key)
             )

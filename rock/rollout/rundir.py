@@ -35,6 +35,7 @@ from rock.rollout.durable import write_atomically
 from rock.rollout.ledger import Ledger, RunOpened, replay
 from rock.rollout.record import Plan, Record, decode, encode, now
 from rock.rollout.runfile import RunFile, differences
+from rock.secrets import redact
 
 SCHEMA = 1
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
@@ -200,7 +201,8 @@ def _take(lock: int, path: Path) -> None:
 
 
 def _start_or_continue(path: Path, run: RunFile, source: bytes) -> RunInfo:
-    config = run.model_dump(mode="json")
+    # As it is kept there: without secrets.
+    config = msgspec.json.decode(redact(msgspec.json.encode(run.model_dump(mode="json"))))
     if (path / "run.json").exists():
         info = read_info(path)
         lines = differences(info.config, config)

@@ -205,6 +205,11 @@ class RunFile(Strict):
         description="Classes of chains whose token rows the trainer gets: main, subagent, "
         "compaction, auxiliary.",
     )
+    secrets: list[str] = Field(
+        default=[],
+        description="Names of further environment variables whose values are never written down; "
+        "those named like ..._KEY, ..._TOKEN or ..._PASSWORD never are.",
+    )
     seed: int | None = Field(
         default=None, description="Gives every episode its own sampling seed, the same in each run."
     )
@@ -239,7 +244,9 @@ class RunFile(Strict):
         )
 
 
-FREE_TO_CHANGE = frozenset({"concurrency", "out", "infra", "service", "consume_timeout_seconds"})
+FREE_TO_CHANGE = frozenset(
+    {"concurrency", "out", "infra", "service", "consume_timeout_seconds", "secrets"}
+)
 """Fields that a resumed run may change: they do not change what an episode means."""
 
 

@@ -17,7 +17,7 @@ import msgspec
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from rock.config import Strict
-from rock.rollout.graders import AnyGrader, Grader
+from rock.rollout.graders import AnyGrader
 from rock.rollout.taskfiles import (
     AbsolutePath,
     Argv,
@@ -27,8 +27,6 @@ from rock.rollout.taskfiles import (
     TaskFile,
     check_source,
 )
-
-__all__ = ["Grader", "LoadedTask", "Solution", "Task", "TaskFile", "check_sources", "digest_of"]
 
 MAX_ARGUMENT_BYTES = 100_000
 """Linux takes 128 KiB in one argument; the rest is room for what a command puts around it."""
@@ -123,7 +121,7 @@ def _all_files(task: Task) -> Iterator[tuple[str, TaskFile]]:
         yield from ((f"solutions.{solution}.files.{n}", file) for n, file in how.files.items())
 
 
-def _all_sources(task: Task) -> Iterator[tuple[str, str]]:
+def sources_of(task: Task) -> Iterator[tuple[str, str]]:
     """Every path on the host that the task names, by field."""
     for name, file in _all_files(task):
         if file.source is not None:
@@ -136,7 +134,7 @@ def _all_sources(task: Task) -> Iterator[tuple[str, str]]:
 
 def check_sources(loaded: LoadedTask, *, source: str) -> LoadedTask:
     """`loaded` if every host file it names is there and inside its folder, else a `ConfigError`."""
-    for field, path in _all_sources(loaded.task):
+    for field, path in sources_of(loaded.task):
         check_source(loaded.folder, path, where=f"{source}: {field}")
     return loaded
 
@@ -146,7 +144,7 @@ def digest_of(loaded: LoadedTask) -> str:
     task = loaded.task
     data = msgspec.json.encode(task.model_dump(mode="json"), order="deterministic")
     digest = hashlib.sha256(data)
-    for source in sorted({path for _, path in _all_sources(task)}):
+    for source in sorted({path for _, path in sources_of(task)}):
         root = loaded.folder / source
         for path in sorted(root.rglob("*")) if root.is_dir() else [root]:
             digest.update(f"\0{path.relative_to(loaded.folder)}\0".encode())

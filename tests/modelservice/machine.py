@@ -56,6 +56,7 @@ WEIGHTS = {
     "complete": 12,
     "say": 10,
     "agent_reads": 6,
+    "worker_is_lost": 5,
     "agent_leaves": 4,
     "agent_is_told": 8,
     "time_passes": 10,
@@ -338,6 +339,14 @@ class ServiceMachine(RuleBasedStateMachine):
         readers = [one for one, waits in self.model.connections.items() if waits == call]
         if said and readers and choose(dice, (True, False)):
             self._read(pick(readers, 0))
+
+    def worker_is_lost(self, dice: Dice) -> None:
+        """A worker begins an answer and goes, or the service does; the next one has it."""
+        self.claim(dice)
+        self.say(dice)
+        choose(dice, (self.restart, self.crash, self.release, self.time_passes))(dice)
+        self.resume(dice)
+        self.claim(dice)
 
     def cannot_continue(self, dice: Dice) -> None:
         if not self.model.leases:

@@ -420,16 +420,18 @@ async def test_a_disk_without_room_for_a_compaction_stops_nothing(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["base-00000001.log", "journal-00000002.log"])
-async def test_a_sealed_file_that_is_cut_short_is_refused(tmp_path: Path, name: str) -> None:
+async def test_a_sealed_file_that_is_damaged_is_refused(tmp_path: Path, name: str) -> None:
     await _compacted_twice(tmp_path)
     if name.startswith("journal"):
         (tmp_path / "journal.log").rename(tmp_path / name)
-    content = (tmp_path / name).read_bytes()
-    (tmp_path / name).write_bytes(content[:-10])
-    with pytest.raises(JournalError, match=f"{name} is corrupt at byte"):
-        async with running(tmp_path):
-            pass
-    assert (tmp_path / name).read_bytes() == content[:-10]
+    whole = (tmp_path / name).read_bytes()
+    middle = len(whole) // 2
+    for content in (whole[:-10], whole[:middle] + b"\0" + whole[middle + 1 :]):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(JournalError, match=f"{name} is corrupt at byte"):
+            async with running(tmp_path):
+                pass
+        assert (tmp_path / name).read_bytes() == content
 
 
 async def test_a_damaged_archive_is_an_error_of_that_session_only(tmp_path: Path) -> None:

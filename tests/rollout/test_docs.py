@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from rock.rollout.graders import Grader
 from rock.rollout.outcome import TABLE, OutcomeClass
 from rock.rollout.runfile import RunFile
-from rock.rollout.task import Grader, Task
+from rock.rollout.task import Task
 
 PAGE = (Path(__file__).parents[2] / "docs" / "rollout.md").read_text()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from rock.modelservice import wire
 from rock.modelservice.service.service import ModelService
 from rock.modelservice.wire.partial import (
@@ -13,6 +15,7 @@ from rock.modelservice.wire.partial import (
     PartialReply,
     PartialRequest,
 )
+from rock.secrets import redact_text
 
 
 class ServiceDesk:
@@ -58,4 +61,9 @@ class ServiceDesk:
         return self._service.release(wire.ReleaseRequest(lease_ids=list(lease_ids))).results
 
     async def fail(self, failures: Sequence[wire.Failure]) -> list[wire.ItemResult]:
-        return (await self._service.fail(wire.FailRequest(failures=list(failures)))).results
+        # A hosted model's refusal may quote the key that it was given.
+        told = [
+            msgspec.structs.replace(failure, message=redact_text(failure.message))
+            for failure in failures
+        ]
+        return (await self._service.fail(wire.FailRequest(failures=told))).results

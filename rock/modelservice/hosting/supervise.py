@@ -170,7 +170,8 @@ class ServiceProcess:
         argv = [sys.executable, "-m", "rock.modelservice", "--state-dir", str(self.state_dir)]
         argv += ["--agent-fd", str(agent), "--control-fd", str(control)]
         for name, value in self._settings.items():
-            argv += ["--set", f"{name}={value}"]
+            text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+            argv += ["--set", f"{name}={text}"]
         for backend in self._backends:
             argv += ["--backend", backend]
         if self._api_base is not None:

@@ -18,6 +18,8 @@ from typing import Any, Literal, TextIO, cast
 
 import msgspec
 
+from rock.secrets import redact_text
+
 LogFormat = Literal["text", "json"]
 _KEY = re.compile(r"(?<=/s/)[^/\s]+|(?<![\w-])[\w-]{43}(?![\w-])|(?<=[Bb]earer )\S+")
 _ABOUT = "about"
@@ -34,7 +36,7 @@ class Discreet(logging.Formatter):
     def message_of(self, record: logging.LogRecord) -> str:
         own = record.name == "rock" or record.name.startswith("rock.")
         text = record.getMessage() if own else str(record.msg).partition("\n")[0]
-        return _KEY.sub("…", text)
+        return redact_text(_KEY.sub("…", text))
 
     def about(self, record: logging.LogRecord) -> dict[str, object]:
         found = cast("dict[str, object]", getattr(record, _ABOUT, {}))

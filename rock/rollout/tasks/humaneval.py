@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import TypedDict, cast
 
 from rock.errors import ConfigError
-from rock.rollout.task import Grader, LoadedTask, Task, TaskFile
+from rock.rollout.graders import Grader
+from rock.rollout.task import LoadedTask, Task
+from rock.rollout.taskfiles import TaskFile
 
 COUNT = 164
 SOLUTION_FILE = "solution.py"

@@ -1,0 +1,123 @@
+"""Values that must not be written down: registered once, replaced wherever rock writes.
+
+    register(api_key)
+    redact_text("refused key sk-123456789")      # "refused key [redacted]"
+
+A process registers what it knows: values of variables whose names say so, keys of its service, what a
+run file names. From then on logs, records, ledgers, trajectories, outputs and the command line are
+written through `redact` and `redact_text`. A value is also found as JSON and URLs spell it. Values under
+eight characters are not registered: they would be found in everything.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from typing import TextIO
+from urllib.parse import quote, quote_plus
+
+MARK = "[redacted]"
+MIN_LENGTH = 8
+_TELLING = re.compile(
+    r"(?:^|_)(?:API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)(?:_|$|\d)", re.I
+)
+_SHAPE = r"(?<![\w-])[A-Za-z0-9_-]{43}(?![\w-])"
+"""Of ModelService's session keys: 32 bytes in URL-safe base64."""
+_TEXT_KEY, _BYTE_KEY = re.compile(_SHAPE), re.compile(_SHAPE.encode())
+
+
+class Register:
+    """The secrets of one process. Looking for them costs one search each; replacing is rare."""
+
+    def __init__(self) -> None:
+        self._values: set[str] = set()
+        self._texts: tuple[str, ...] = ()
+        self._bytes: tuple[bytes, ...] = ()
+        self._keys: set[str] = set()
+
+    def register(self, *values: str) -> None:
+        """From now on these are redacted. Idempotent; what is too short to be found is left out."""
+        new = {value for value in values if len(value.strip()) >= MIN_LENGTH} - self._values
+        if not new:
+            return
+        self._values |= new
+        forms = {form for value in self._values for form in _spellings(value)}
+        self._texts = tuple(sorted(forms, key=len, reverse=True))
+        self._bytes = tuple(form.encode("utf-8", "surrogateescape") for form in self._texts)
+
+    @contextmanager
+    def keeping(self, key: str) -> Generator[None, None, None]:
+        """A session's key, of which there may be thousands, is a secret as long as the block lasts."""
+        self._keys.add(key)
+        try:
+            yield
+        finally:
+            self._keys.discard(key)
+
+    def redact(self, data: bytes) -> bytes:
+        """`data` with every secret replaced; the same object if there is none in it."""
+        for form in self._bytes:
+            if form in data:
+                data = data.replace(form, MARK.encode())
+        return _BYTE_KEY.sub(self._key_in_bytes, data) if self._keys else data
+
+    def redact_text(self, text: str) -> str:
+        """The same for text."""
+        for form in self._texts:
+            if form in text:
+                text = text.replace(form, MARK)
+        return _TEXT_KEY.sub(self._key_in_text, text) if self._keys else text
+
+    def holds(self, text: str) -> bool:
+        """Whether there is a secret in `text`."""
+        return self.redact_text(text) != text
+
+    def _key_in_text(self, found: re.Match[str]) -> str:
+        return MARK if found[0] in self._keys else found[0]
+
+    def _key_in_bytes(self, found: re.Match[bytes]) -> bytes:
+        return MARK.encode() if found[0].decode() in self._keys else found[0]
+
+
+def _spellings(value: str) -> set[str]:
+    """A secret as it may stand in a file."""
+    forms = {value, value.strip()}
+    forms |= {json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}
+    return forms | {quote(value, safe=""), quote(value), quote_plus(value)}
+
+
+_REGISTER = Register()
+register = _REGISTER.register
+keeping = _REGISTER.keeping
+redact = _REGISTER.redact
+redact_text = _REGISTER.redact_text
+holds = _REGISTER.holds
+
+
+def telling_values(environ: Mapping[str, str], also: Iterable[str] = ()) -> list[str]:
+    """Values of the variables whose names say that they are secret, and of those in `also`."""
+    wanted = set(also)
+    return [value for name, value in environ.items() if name in wanted or _TELLING.search(name)]
+
+
+class RedactingStream:
+    """A text stream that redacts what is written to it; everything else is the stream's own.
+
+    Each write is looked at by itself: a secret that is written in parts is not found.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write(redact_text(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stream, name)

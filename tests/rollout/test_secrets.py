@@ -1,0 +1,239 @@
+"""Planted secrets: nothing that a run writes, prints or puts into a sandbox has one in it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rock.config import secret_values
+from rock.errors import ConfigError
+from rock.modelservice.keys import read_keys
+from rock.rollout.leaks import refuse_leaks
+from rock.rollout.runfile import RunFile
+from rock.rollout.task import LoadedTask, Task
+from rock.secrets import MARK, RedactingStream, Register, register
+from rock.testing.fake_engine import FakeAnswer, error_reply, fake_openai_server
+from tests.rollout.live import AGENT, GRADER, write_tasks
+
+HOSTED = "sk-planted-hosted-0123456789"
+TOKEN = 'tok"planted/ü+&\\0123456789'
+NAMED = "planted by name 0123456789"
+PLANTED = (HOSTED, TOKEN, NAMED)
+
+
+def spellings(secret: str) -> Iterator[bytes]:
+    yield secret.encode()
+    yield json.dumps(secret)[1:-1].encode()
+    yield json.dumps(secret, ensure_ascii=False)[1:-1].encode()
+
+
+def files_with_secrets(folder: Path, *, besides: tuple[str, ...] = ()) -> list[str]:
+    found: list[str] = []
+    for path in folder.rglob("*"):
+        if path.is_file() and path.name not in besides:
+            data = path.read_bytes()
+            found += [
+                f"{path.relative_to(folder)}: {secret}"
+                for secret in PLANTED
+                if any(form in data for form in spellings(secret))
+            ]
+    return found
+
+
+LOOK = r"""
+import glob, os
+for path in ["/proc/self/environ", *glob.glob("/proc/[0-9]*/environ")]:
+    try:
+        print(path, open(path, "rb").read())
+    except OSError as exc:
+        print(path, exc)
+for folder in ("/", "/root", "/home", "/tmp", "/run", "/opt", os.getcwd()):
+    print(folder, os.listdir(folder) if os.access(folder, os.R_OK) else "")
+"""
+
+IN_THE_HARNESS = """
+import os
+
+def grade(work):
+    if work.task.task_id == "broken":
+        raise ValueError("refused: " + os.environ["SERVICE_TOKEN"])
+    return {"reward": 1.0, "detail": "looked at " + os.environ["DATABASE"]}
+"""
+
+
+def write_run(folder: Path, hosted: str) -> None:
+    write_tasks(folder, "fine", "broken", "refused", "denied")
+    (folder / "agent.py").write_text(LOOK + AGENT)
+    (folder / "score.py").write_text(IN_THE_HARNESS)
+    run: dict[str, Any] = {
+        "tasks": "tasks.jsonl",
+        "agent": {
+            "command": ["python3", "/opt/agent.py", "{instruction}"],
+            "files": {"/opt/agent.py": "agent.py"},
+            "timeout_seconds": 60,
+        },
+        "grader": {"python": "score.py:grade"},
+        "model": "openai:hosted",
+        "api_base": hosted,
+        "provider": "local",
+        "secrets": ["DATABASE"],
+        "concurrency": 1,
+        "infra": {"max_attempts": 1, "max_failed_fraction": 1},
+        "consume_timeout_seconds": 0,
+    }
+    # A comment is where people keep things.
+    text = f"# my key is {HOSTED} and the token {json.dumps(TOKEN)}\n{json.dumps(run)}\n"
+    (folder / "run.yaml").write_text(text)
+
+
+@pytest.mark.userns
+async def test_no_secret_is_in_what_a_run_writes_prints_or_shows_an_agent(tmp_path: Path) -> None:
+    script: list[FakeAnswer] = [
+        "done",
+        "done",
+        error_reply(400, f"Bad request with key {HOSTED}: https://x/?key={HOSTED}"),
+        *[error_reply(401, f"Incorrect API key provided: {HOSTED}")] * 9,
+    ]
+    environment = {
+        **os.environ,
+        "OPENAI_API_KEY": HOSTED,
+        "SERVICE_TOKEN": TOKEN,
+        "DATABASE": NAMED,
+        "ROCK_LOG_LEVEL": "DEBUG",
+    }
+    async with fake_openai_server(script) as hosted:
+        write_run(tmp_path, hosted.url)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "rock", "run", "run.yaml", "--out", "out"),
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            printed, _ = await asyncio.wait_for(process.communicate(), 40)
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+    out = tmp_path / "out"
+    assert (out / "report.json").exists(), printed.decode()
+    # The things did happen: the agent looked, the grader told, the model's refusal was passed on.
+    looked = (out / "episodes/fine/0/attempt-1/agent.stdout").read_bytes()
+    assert b"OPENAI_API_KEY=sk-rock-sandbox" in looked
+    records = [path.read_text() for path in sorted(out.rglob("record.json"))]
+    assert any(f"refused: {MARK}" in text for text in records)
+    assert any(f"looked at {MARK}" in text for text in records)
+    assert MARK in (out / "run.yaml").read_text()
+    assert f"Incorrect API key provided: {MARK}" in printed.decode()
+    # And nothing of it is anywhere.
+    assert files_with_secrets(out) == []
+    assert [form for secret in PLANTED for form in spellings(secret) if form in printed] == []
+    keys = read_keys(out / "service")
+    for path in out.rglob("*"):
+        if path.is_file() and path.name != "keys.json":
+            assert keys.admin_key.encode() not in path.read_bytes(), path
+            assert keys.trainer_key.encode() not in path.read_bytes(), path
+
+
+def test_values_of_variables_with_telling_names_are_secrets() -> None:
+    environ = {
+        "OPENAI_API_KEY": "a" * 9,
+        "GITHUB_TOKEN": "b" * 9,
+        "DB_PASSWORD": "c" * 9,
+        "AWS_SECRET_ACCESS_KEY": "d" * 9,
+        "MY_KEY_2": "e" * 9,
+        "MONKEY": "f" * 9,
+        "KEYBOARD": "g" * 9,
+        "PATH": "h" * 9,
+        "DATABASE": "i" * 9,
+    }
+    found = secret_values(["DATABASE"], environ)
+    assert {value[0] for value in found} == set("abcdei")
+
+
+@pytest.mark.parametrize(
+    ("text", "redacted"),
+    [
+        (f"x{HOSTED}y", f"x{MARK}y"),
+        (json.dumps({"a": TOKEN}), json.dumps({"a": MARK})),
+        (json.dumps({"a": TOKEN}, ensure_ascii=False), json.dumps({"a": MARK})),
+        ("https://h/?q=tok%22planted%2F%C3%BC%2B%26%5C0123456789&b=1", f"https://h/?q={MARK}&b=1"),
+        ("short", "short"),
+        ("nothing here", "nothing here"),
+    ],
+)
+def test_a_secret_is_found_however_it_is_spelled(text: str, redacted: str) -> None:
+    secrets = Register()
+    secrets.register(HOSTED, TOKEN, "short", "")
+    assert secrets.redact_text(text) == redacted
+    assert secrets.redact(text.encode()) == redacted.encode()
+    assert secrets.holds(text) is (text != redacted)
+
+
+def test_of_two_secrets_the_longer_one_is_replaced_whole() -> None:
+    secrets = Register()
+    secrets.register("0123456789", "0123456789-and-more")
+    assert secrets.redact(b"0123456789-and-more 0123456789") == b"[redacted] [redacted]"
+
+
+def test_a_sessions_key_is_a_secret_while_it_is_in_use() -> None:
+    secrets, key = Register(), "k" * 43
+    with secrets.keeping(key):
+        assert secrets.redact_text(f"/s/{key}/v1 {'x' * 43}") == f"/s/{MARK}/v1 {'x' * 43}"
+        assert secrets.redact(f"/s/{key}/v1".encode()) == f"/s/{MARK}/v1".encode()
+    assert secrets.redact_text(key) == key
+
+
+def test_what_is_printed_is_redacted(capsys: pytest.CaptureFixture[str]) -> None:
+    register(HOSTED)
+    stream = RedactingStream(sys.stdout)
+    assert stream.write(f"key {HOSTED}\n") == len(HOSTED) + 5
+    stream.writelines([HOSTED, "\n"])
+    assert capsys.readouterr().out == f"key {MARK}\n{MARK}\n"
+
+
+BASE: dict[str, Any] = {"tasks": "t.jsonl", "grader": GRADER}
+TASK = {"task_id": "t", "instruction": "do it"}
+
+
+@pytest.mark.parametrize(
+    ("agent", "task", "field"),
+    [
+        ({"env": {"KEY": HOSTED}}, {}, r"agent\.env\.KEY"),
+        ({"command": ["a", f"--key={HOSTED}"]}, {}, r"agent\.command\.1"),
+        ({}, {"instruction": f"use {HOSTED}"}, r"tasks: t\.instruction"),
+        ({}, {"files": {".env": f"KEY={HOSTED}"}}, r"tasks: t\.files\.\.env\.text"),
+        ({}, {"grader": {"command": ["x"], "env": {"A": HOSTED}}}, r"tasks: t\.grader\.env\.A"),
+        (
+            {},
+            {"files": {"a": {"source": "tree"}}},
+            r"tasks: t: files\.a\.source: .*tree/deep/\.env",
+        ),
+    ],
+)
+def test_a_secret_on_its_way_into_a_sandbox_is_refused_by_its_field(
+    tmp_path: Path, agent: dict[str, Any], task: dict[str, Any], field: str
+) -> None:
+    register(HOSTED)
+    (tmp_path / "tree" / "deep").mkdir(parents=True)
+    (tmp_path / "tree" / "deep" / ".env").write_text(f"KEY={HOSTED}\n")
+    run = RunFile.model_validate({**BASE, "agent": {"command": ["a"], **agent}})
+    loaded = LoadedTask(Task.model_validate({**TASK, **task}), tmp_path)
+    with pytest.raises(ConfigError, match=f"^{field}.*holds a secret") as caught:
+        refuse_leaks(run, [loaded])
+    assert HOSTED not in str(caught.value)
+
+
+def test_a_run_without_secrets_is_let_pass(tmp_path: Path) -> None:
+    register(HOSTED)
+    run = RunFile.model_validate({**BASE, "agent": {"command": ["a"]}})
+    refuse_leaks(run, [LoadedTask(Task.model_validate(TASK), tmp_path)])
