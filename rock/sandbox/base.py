@@ -103,7 +103,11 @@ class SandboxSpec:
     """The whole environment of commands, on top of PATH, HOME, LANG and TMPDIR."""
     user: str | None = None
     """User of commands inside the sandbox (name or uid); None is the provider's safe default."""
-    network: Literal["none", "full"] = "none"
+    network: Literal["none", "model", "allowlist", "full"] = "none"
+    """`none` and `model`: nothing but what the harness serves by `listen`. `allowlist`: also
+    `allowed_hosts`, by HTTP and TLS through a proxy of the harness. `full`: the provider's own network."""
+    allowed_hosts: tuple[str, ...] = ()
+    """`name`, or `*.name` for all below it, either with `:port`; without, ports 80 and 443."""
     limits: Limits = Limits()
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     lifetime_seconds: float = 6 * 3600.0
@@ -283,6 +287,19 @@ class Sandbox(ABC):
     async def restore(self, snapshot: Snapshot) -> ResetReceipt:
         """Like `reset`, but back to `snapshot`, which must be of a sandbox made of the same."""
         raise NotSupported("restore: this provider keeps no states")
+
+    async def set_network(
+        self,
+        network: Literal["none", "model", "allowlist", "full"],
+        allowed_hosts: tuple[str, ...] = (),
+    ) -> None:
+        """Change what may be reached from now on; connections no longer allowed are cut.
+
+        Here `full` is every public host, through the same proxy as `allowlist`. A sandbox that was
+        created with `full` has a network of its own, which cannot be taken away: `NotSupported`. What
+        was passed out by `listen` stays: whoever serves it decides. A reset brings back the spec's.
+        """
+        raise NotSupported("set_network: this provider's networks do not change")
 
     async def pause(self) -> None:
         """Stop every process where it is; until `resume` the sandbox raises `SandboxBusy`.

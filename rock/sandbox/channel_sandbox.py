@@ -135,6 +135,7 @@ class ChannelSandbox(StatefulSandbox):
             await self.channel.make_directory(self._path(path), mode=0o755, owner=owner)
         await self._name_agent()
         await self.state.seal(snapshot)
+        await self.network_of_the_spec()
 
     async def exec(
         self,
@@ -347,13 +348,14 @@ class ChannelSandbox(StatefulSandbox):
 
     def _merged(self, extra: Mapping[str, str], user: str | None) -> dict[str, str]:
         is_root = user is not None and user.partition(":")[0] in _ROOT
+        proxy = {} if self.egress is None else self.egress.variables
         base = {
             "PATH": DEFAULT_PATH,
             "HOME": "/root" if is_root else self.identity.home,
             "LANG": "C.UTF-8",
             "TMPDIR": "/tmp",
         }
-        return {**base, **self.variables, **self.spec.env, **extra}
+        return {**base, **self.variables, **proxy, **self.spec.env, **extra}
 
     def _environment(self, extra: Mapping[str, str], user: str | None) -> dict[bytes, bytes]:
         merged = self._merged(extra, user)

@@ -10,7 +10,7 @@ import asyncio
 import functools
 import logging
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import aiohttp
 
@@ -24,7 +24,7 @@ from rock.sandbox.command import Death, DeathCause
 from rock.sandbox.ending import to_the_end
 from rock.sandbox.mux import MuxConnector
 from rock.sandbox.state import Capability, ResetReceipt, Snapshot
-from rock.sandbox.stateful import Box, Enforced
+from rock.sandbox.stateful import NETWORKS, Box, Enforced
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -138,7 +138,7 @@ class RemoteSandbox(ChannelSandbox):
             variables=profile.variables,
             enforced=Enforced(
                 frozenset(Capability(name) for name in profile.capabilities)
-                - {Capability.SNAPSHOT},
+                - {Capability.SNAPSHOT, *NETWORKS},
                 tuple(profile.not_enforced),
             ),
         )
@@ -151,6 +151,16 @@ class RemoteSandbox(ChannelSandbox):
         receipt = await self._server.ask("POST", f"/v1/sandboxes/{self.id}/reset", ResetReceipt)
         # Listeners hang on the stream to the helper, which a reset ends with all else.
         return replace(receipt, same_network=False)
+
+    async def set_network(
+        self,
+        network: Literal["none", "model", "allowlist", "full"],
+        allowed_hosts: tuple[str, ...] = (),
+    ) -> None:
+        raise NotSupported("set_network: networks are the server's to change")
+
+    async def network_of_the_spec(self) -> None:
+        """Its server's to see to."""
 
     async def snapshot(self) -> Snapshot:
         raise NotSupported("snapshot: the remote provider keeps no states")
