@@ -244,11 +244,12 @@ async def _talk(process: Process) -> None:
     typed: asyncio.Queue[bytes] = asyncio.Queue()
     resized = asyncio.Event()
 
-    def read() -> None:
+    def read() -> bytes:
         data = os.read(0, 4096)
         typed.put_nowait(data)
         if not data:
             loop.remove_reader(0)
+        return data
 
     async def type_on() -> None:
         while data := await typed.get():
@@ -261,7 +262,11 @@ async def _talk(process: Process) -> None:
             resized.clear()
             await process.resize(_size())
 
-    loop.add_reader(0, read)
+    try:
+        loop.add_reader(0, read)
+    except PermissionError:  # a file, which is always ready
+        while read():
+            pass
     loop.add_signal_handler(signal.SIGWINCH, resized.set)
     tasks = [asyncio.ensure_future(type_on()), asyncio.ensure_future(resize())]
     try:
