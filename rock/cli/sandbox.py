@@ -244,13 +244,6 @@ async def _talk(process: Process) -> None:
     typed: asyncio.Queue[bytes] = asyncio.Queue()
     resized = asyncio.Event()
 
-    def read() -> bytes:
-        data = os.read(0, 4096)
-        typed.put_nowait(data)
-        if not data:
-            loop.remove_reader(0)
-        return data
-
     async def type_on() -> None:
         while data := await typed.get():
             await process.write(data)
@@ -262,11 +255,7 @@ async def _talk(process: Process) -> None:
             resized.clear()
             await process.resize(_size())
 
-    try:
-        loop.add_reader(0, read)
-    except PermissionError:  # a file, which is always ready
-        while read():
-            pass
+    _listen_to_stdin(loop, typed)
     loop.add_signal_handler(signal.SIGWINCH, resized.set)
     tasks = [asyncio.ensure_future(type_on()), asyncio.ensure_future(resize())]
     try:
@@ -278,6 +267,21 @@ async def _talk(process: Process) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _listen_to_stdin(loop: asyncio.AbstractEventLoop, typed: asyncio.Queue[bytes]) -> None:
+    def read() -> bytes:
+        data = os.read(0, 4096)
+        typed.put_nowait(data)
+        if not data:
+            loop.remove_reader(0)
+        return data
+
+    try:
+        loop.add_reader(0, read)
+    except PermissionError:  # a file, which is always ready
+        while read():
+            pass
 
 
 def _size() -> TerminalSize:

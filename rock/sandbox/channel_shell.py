@@ -39,6 +39,7 @@ _FIRST_SCRIPT = b"set +o history 2>/dev/null\nPS1=\nPS2=\nunset HISTFILE MAILCHE
 _START_SECONDS = 20.0
 _INTERRUPT_SECONDS = 1.0
 _INTERRUPT_EVERY_SECONDS = 0.05
+_BEFORE_KILLING_SECONDS = 0.25
 _AFTER_INTERRUPT_SECONDS = 0.01
 _BETWEEN_BYTES = 64 * 1024
 _BOUND_SECONDS = 41 * 24 * 3600.0
@@ -147,8 +148,13 @@ class _Session:
         self._limit_bytes = None
         deadline = time.monotonic() + _INTERRUPT_SECONDS
         again = frames.text(_status_line(self._nonce).encode())
+        patience = time.monotonic() + _BEFORE_KILLING_SECONDS
         while self.code is None and time.monotonic() < deadline and not self.has_ended:
             self._wake.clear()
+            if time.monotonic() > patience:
+                # A program that is deaf to Ctrl-C. The interrupt that follows at once keeps the shell
+                # from going on with the script.
+                await self._signal(signal.SIGKILL, shell_too=False)
             for _ in range(2):  # the second is for what a handler of the first one started
                 if self.code is None:
                     await self._signal(signal.SIGINT, shell_too=True)
