@@ -24,8 +24,6 @@ from pathlib import Path
 from typing import Protocol
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from rock.config import read_environment
 from rock.errors import ConfigError, NotFound
@@ -172,12 +170,13 @@ def _print_processes(found: Sequence[ProcessInfo], shares: dict[int, float]) -> 
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    table = Table(box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="ellipsis", no_wrap=True)
-    for row in rows:
-        table.add_row(*(_plain(cell) for cell in row))
-    Console(highlight=False, markup=False).print(table)
+    """Aligned columns; the last one is cut at the edge of a terminal."""
+    every = [columns, *([_plain(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[at]) for row in every) for at in range(len(columns) - 1)]
+    edge = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for row in every:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        typer.echo("  ".join([*cells, row[-1]])[:edge])
 
 
 def _plain(text: str) -> str:

@@ -82,8 +82,8 @@ class _Session:
     async def open(self, argv: tuple[str, ...]) -> None:
         """Start the shell and wait until it answers; what it says until then is nobody's."""
         execution = self.execution = await self._start(argv, self._take_status)
-        execution.stdout.sink = lambda data: self._keep(0, data)
-        execution.stderr.sink = lambda data: self._keep(1, data)
+        execution.stdout.sink = self._keeping(0)
+        execution.stderr.sink = self._keeping(1)
         self.ended = asyncio.ensure_future(self._finish(execution))
         self.ended.add_done_callback(lambda _: self._wake.set())
         await self.begin(_FIRST_SCRIPT, limit_bytes=_BETWEEN_BYTES)
@@ -97,6 +97,9 @@ class _Session:
         finally:
             execution.close()
         return await self._result_of(executed, time.monotonic() - self._began, False)
+
+    def _keeping(self, stream: int) -> Sink:
+        return lambda data: self._keep(stream, data)
 
     def _keep(self, stream: int, data: bytes) -> None:
         capture = self._sink[stream]

@@ -72,7 +72,6 @@ class _Api:
                 f"{self.url}/v1/sandboxes/{sandbox_id}/channel",
                 max_msg_size=0,
                 heartbeat=30.0,
-                timeout=aiohttp.ClientWSTimeout(ws_close=5.0),
             )
         except aiohttp.WSServerHandshakeError as exc:
             raise SandboxDied(f"the sandbox is gone (status {exc.status})") from exc
@@ -116,7 +115,7 @@ class SocketStream:
                 data = bytearray(await self._queue.get())
                 while not self._queue.empty():
                     data += self._queue.get_nowait()
-                await self._socket.send_bytes(data)
+                await self._socket.send_bytes(bytes(data))
         except (aiohttp.ClientError, ConnectionError) as exc:
             log.debug("a sandbox's stream has broken: %s", exc)
 
@@ -274,6 +273,19 @@ class RemoteProvider(Provider):
         except RockError as exc:
             return Death(DeathCause.GONE, f"its server has it no more: {exc.message}")
 
+    async def fall_silent(self) -> None:
+        """Renew nothing any more and close every stream, as a process that is killed does."""
+        await self._stop_beating()
+        for sandbox in self._sandboxes.values():
+            await sandbox.channel.close()
+        await self._server.close()
+
+    async def _stop_beating(self) -> None:
+        if self._beating is not None:
+            self._beating.cancel()
+            await asyncio.gather(self._beating, return_exceptions=True)
+            self._beating = None
+
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self._lease_seconds / _BEATS_PER_LEASE)
@@ -290,9 +302,6 @@ class RemoteProvider(Provider):
         await to_the_end(self._close())
 
     async def _close(self) -> None:
-        if self._beating is not None:
-            self._beating.cancel()
-            await asyncio.gather(self._beating, return_exceptions=True)
-            self._beating = None
+        await self._stop_beating()
         await asyncio.gather(*(box.stop() for box in list(self._sandboxes.values())))
         await self._server.close()
