@@ -35,7 +35,7 @@ test-sandboxes: setup  ## every check of the sandbox contract on every provider
 	@$(BIN)/pytest -m "soak or not soak" -n $(WORKERS) tests/sandbox/test_conformance.py
 
 soak-sandbox: setup  ## thousands of sandboxes with faults: nothing may be left, memory may not grow
-	@$(BIN)/pytest -m soak -s tests/sandbox
+	@$(BIN)/pytest -m soak -s tests/sandbox/test_soak.py
 
 soak-service: setup  ## break ModelService for a long time: kills, full disks, hostile content
 	@$(BIN)/pytest -m soak -s tests/modelservice

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from rock.errors import NotSupported
+from rock.errors import NotSupported, SandboxError
 from rock.sandbox.command import (
     DEFAULT_KEPT_BYTES,
     DEFAULT_OUTPUT_LIMIT_BYTES,
@@ -343,6 +343,19 @@ class Provider(ABC):
 
         With `snapshot`, of this provider and a sandbox of the same spec, it starts from those files.
         """
+
+    async def recover(self, sandbox: Sandbox, snapshot: Snapshot) -> Sandbox:
+        """`sandbox` back at `snapshot`; if it is of no more use, another one that starts there.
+
+        Then `sandbox` is stopped. For an episode that goes on from its last good state after a fault of
+        the machine. Raises what `create` raises.
+        """
+        try:
+            await sandbox.restore(snapshot)
+        except SandboxError:
+            await sandbox.stop()
+            return await self.create(sandbox.spec, snapshot=snapshot)
+        return sandbox
 
     async def fork(self, sandbox: Sandbox, count: int = 1) -> list[Sandbox]:
         """`count` new sandboxes that start from the files of `sandbox` as they are now.
