@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Many tests wait for processes, so more workers than cores is right.
 WORKERS ?= 4
 
-.PHONY: help setup demo test test-clients test-export test-torch soak-service bench check lint fmt clean
+.PHONY: help setup demo test test-clients test-export test-torch soak-service fuzz bench check lint fmt clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -33,6 +33,9 @@ test-torch: setup  ## exported tokens against a real transformer (makes .venv-to
 
 soak-service: setup  ## break ModelService for a long time: kills, full disks, hostile content
 	@$(BIN)/pytest -m soak -s tests/modelservice
+
+fuzz: setup      ## ten thousand hostile bodies per dialect through a socket
+	@$(BIN)/pytest -m fuzz -s tests/modelservice/test_dialect_socket_fuzz.py
 
 bench: setup     ## measure the loop beside nginx and other gateways, against its bars
 	@benchmarks/peers.sh

@@ -1,11 +1,12 @@
 """How fast are trajectories exported, and in how much memory?
 
-    python benchmarks/export.py [--episodes 1000] [--turns 50] [--tokens 100] [--json]
+    python benchmarks/export.py [--episodes 1000] [--turns 50] [--tokens 100] [--json] [--check]
 
 A run of made-up episodes (8 per task; one tool call per turn, `--tokens` ids per message) is
 exported in each format by a process of its own, so that the peak memory is that format's. Rows are
 sequences; with `--rows turn` one per answer. Compare formats by tokens per second: a row of one is
-not a row of another.
+not a row of another. *quadratic* is what the run directory would take with each request written out.
+`--check` fails above the bounds on memory, or if the stream does less than a tenth of what it did.
 """
 
 from __future__ import annotations
@@ -13,16 +14,23 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from rock.modelservice.graph.stored import decode
+from rock.modelservice.wire import encode
 from rock.rollout.export import FORMATS, export, options_of, samples
 from rock.testing.made_run import make_run
 
 GROUP = 8
+STREAM_MEGABYTES, FORMAT_MEGABYTES = 120.0, 600.0
+"""Peak of a process: the stream holds one trajectory, a padded format one file."""
+STREAM_ROWS_PER_CPU_SECOND = 25.0
 
 
 @dataclass
@@ -94,6 +102,7 @@ def main() -> None:
     parser.add_argument("--rows", choices=["chain", "turn"], default="chain")
     parser.add_argument("--formats", nargs="*", default=["(stream)", *FORMATS])
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--check", action="store_true", help="fail above the bounds")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="rock-export-") as folder:
         run = Path(folder) / "run"
@@ -105,6 +114,7 @@ def main() -> None:
             tokens_per_message=args.tokens,
         )
         stored = sum(path.stat().st_size for path in run.rglob("*.json"))
+        quadratic = stored * _written_out(next(run.rglob("trajectory.json")))
         found: list[Figures] = []
         for name in args.formats:
             if args.rows == "turn" and name in ("atif", "openai-dpo"):
@@ -113,9 +123,36 @@ def main() -> None:
     if args.json:
         setup = {"episodes": args.episodes, "turns": args.turns, "tokens": args.tokens}
         setup |= {"rows": args.rows, "run_megabytes": round(stored / 1e6, 1)}
+        setup["quadratic_megabytes"] = round(quadratic / 1e6, 1)
         print(json.dumps({**setup, "formats": [asdict(figures) for figures in found]}, indent=2))
-        return
-    print(f"{args.episodes} episodes x {args.turns} turns, {stored / 1e6:.0f} MB of run directory")
+    else:
+        _print(args, stored, quadratic, found)
+    over = list(_over(found))
+    if args.check and over:
+        sys.exit("; ".join(over))
+
+
+def _written_out(trajectory: Path) -> float:
+    """How many times larger a trajectory is with each request written out."""
+    data = trajectory.read_bytes()
+    return len(encode(decode(data))) / len(data)
+
+
+def _over(found: list[Figures]) -> Iterator[str]:
+    for row in found:
+        stream = row.format == "(stream)"
+        bound = STREAM_MEGABYTES if stream else FORMAT_MEGABYTES
+        if row.peak_megabytes > bound:
+            yield f"{row.format}: {row.peak_megabytes} MB at its peak, above {bound}"
+        if stream and row.rows < STREAM_ROWS_PER_CPU_SECOND * row.cpu_seconds:
+            yield f"{row.format}: fewer than {STREAM_ROWS_PER_CPU_SECOND} rows per CPU second"
+
+
+def _print(args: argparse.Namespace, stored: float, quadratic: float, found: list[Figures]) -> None:
+    print(
+        f"{args.episodes} episodes x {args.turns} turns, {stored / 1e6:.0f} MB of run directory "
+        f"({quadratic / 1e6:.0f} MB with each request written out)"
+    )
     print(
         f"{'format':<12}{'rows':>8}{'rows/s':>10}{'cpu s':>8}{'tokens/s':>14}{'peak MB':>10}{'MB out':>10}"
     )

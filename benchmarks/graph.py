@@ -1,13 +1,14 @@
 """Does a session grow with what is new in it? Memory and journal of long conversations.
 
-    python benchmarks/graph.py [--turns 200] [--context 100000] [--sessions 8] [--json] [--check]
+    python benchmarks/graph.py [--turns 200] [--context 100000] [--sessions 8] [--anew] [--json] [--check]
 
 Each session is a tool-using agent whose context grows to `--context` tokens in `--turns` turns; every
 request re-sends the whole history, and the worker gives the whole prompt's ids, as without deltas.
 *raw* is what is new: each message once, 4 bytes per token id and per sampled log-probability.
 *quadratic* is what storing each call as it was sent would take. Memory is what the process grows by
 per session, after the sessions' calls are over; *trajectory* is the file that an episode leaves in its
-run directory. `--check` fails above the bounds.
+run directory. With `--anew` the worker tokenises each last answer anew, so that each call is a chain of
+its own. `--check` fails above the bounds.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
+from rock.modelservice.graph.stored import encode
 from rock.modelservice.service.service import Incoming, ModelService, ServiceConfig
 from rock.modelservice.wire import (
     AssistantMessage,
@@ -41,7 +43,6 @@ from rock.modelservice.wire import (
     ToolCall,
     ToolFunction,
 )
-from rock.modelservice.wire.stored import encode
 from rock.types import SessionId
 
 CHARS_PER_TOKEN = 4
@@ -76,7 +77,8 @@ class Result:
 class Talk:
     """One session of the benchmark."""
 
-    def __init__(self, seed: int, turns: int, context: int) -> None:
+    def __init__(self, seed: int, turns: int, context: int, *, anew: bool) -> None:
+        self._anew = anew
         self._random = random.Random(seed)
         self._new = context // turns
         self.messages: list[Raw] = [self._message("system"), self._message("user")]
@@ -114,6 +116,8 @@ class Talk:
         service.sent(call)
         self.quadratic += 4 * len(prompt) + 8 * sampled
         self.ids.extend(answer)
+        if self._anew:
+            self.ids[-1] += 1
         self.raw += 8 * sampled
         said = msgspec.structs.asdict(message)
         echo = Raw(msgspec.json.encode({**said, "role": "assistant"}))
@@ -132,9 +136,9 @@ def resident_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-async def talk(service: ModelService, seed: int, turns: int, context: int) -> Talk:
+async def talk(service: ModelService, seed: int, turns: int, context: int, *, anew: bool) -> Talk:
     made = await service.create_session(SessionSpec())
-    one = Talk(seed, turns, context)
+    one = Talk(seed, turns, context, anew=anew)
     one.session_id = SessionId(made.session_id)
     for number in range(turns):
         await one.turn(service, number)
@@ -143,13 +147,15 @@ async def talk(service: ModelService, seed: int, turns: int, context: int) -> Ta
     return one
 
 
-async def measure(turns: int, context: int, sessions: int, folder: Path) -> Result:
+async def measure(turns: int, context: int, sessions: int, folder: Path, *, anew: bool) -> Result:
     config = ServiceConfig.model_validate({"state_dir": folder})
     async with ModelService.open(config) as service:
-        await talk(service, 0, turns, context)  # whatever is only once is there afterwards
+        await talk(
+            service, 0, turns, context, anew=anew
+        )  # whatever is only once is there afterwards
         before, journal = resident_bytes(), directory_bytes(folder)
         start = time.perf_counter()
-        talks = [await talk(service, 1 + n, turns, context) for n in range(sessions)]
+        talks = [await talk(service, 1 + n, turns, context, anew=anew) for n in range(sessions)]
         seconds = time.perf_counter() - start
         memory = resident_bytes() - before
         journal = directory_bytes(folder) - journal
@@ -189,11 +195,14 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=200)
     parser.add_argument("--context", type=int, default=100_000, help="tokens at the end")
     parser.add_argument("--sessions", type=int, default=8)
+    parser.add_argument("--anew", action="store_true", help="re-tokenise each last answer")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--check", action="store_true", help="fail above the bounds")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="rock-graph-") as folder:
-        result = asyncio.run(measure(args.turns, args.context, args.sessions, Path(folder)))
+        result = asyncio.run(
+            measure(args.turns, args.context, args.sessions, Path(folder), anew=args.anew)
+        )
     if args.json:
         print(json.dumps(asdict(result), indent=2))
     else:

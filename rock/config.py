@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from rock.errors import ConfigError
 from rock.secrets import telling_values
 
 Model = TypeVar("Model", bound=BaseModel)
 
+MAX_NAME = 80
+"""Of a field's name in a message, which a person may have invented."""
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
@@ -86,18 +89,26 @@ def validated(model: type[Model], data: Any, *, source: str) -> Model:
         for error in exc.errors(include_url=False):
             field = _field(error["loc"]) or "(top level)"
             given = error["input"]
-            lines.append(f"{source}: {field}: {error['msg']} (given: {kind_of(given)})")
+            lines.append(f"{source}: {field}: {_what(error)} (given: {kind_of(given)})")
         raise ConfigError("\n".join(lines)) from exc
 
 
+def _what(error: ErrorDetails) -> str:
+    """What a check said; pydantic puts two words of its own before what our validators raise."""
+    raised = error.get("ctx", {}).get("error")
+    return str(raised) if isinstance(raised, ValueError) else error["msg"]
+
+
 def _field(location: tuple[int | str, ...]) -> str:
-    return ".".join(str(part) for part in location if not str(part).startswith(TAG))
+    return ".".join(str(part)[:MAX_NAME] for part in location if not str(part).startswith(TAG))
 
 
 def kind_of(value: Any) -> str:
     """A value's kind for an error message: short scalars are shown, the rest only named."""
     if isinstance(value, str) and len(value) > 60:
         return f"a string of {len(value)} characters"
+    if isinstance(value, int) and value.bit_length() > 200:
+        return f"a number of {value.bit_length()} bits"
     if value is None or isinstance(value, (bool, int, float, str)):
         return repr(value)
     return f"a {type(value).__name__}"

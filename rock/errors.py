@@ -47,7 +47,13 @@ failed" are *results*, not errors; an error means that rock, its input or its su
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, TypeVar
+
+Error = TypeVar("Error", bound="RockError")
+
+MAX_SHOWN = 80
+MAX_MESSAGE = 8000
+"""In characters."""
 
 
 class RockError(Exception):
@@ -61,7 +67,11 @@ class RockError(Exception):
 
     @property
     def message(self) -> str:
-        return str(self.args[0])
+        """What was wrong. Whatever it quotes, it stays a message: it is cut at `MAX_MESSAGE`."""
+        whole = str(self.args[0])
+        if len(whole) <= MAX_MESSAGE:
+            return whole
+        return f"{whole[:MAX_MESSAGE]}… ({len(whole)} characters)"
 
 
 class ConfigError(RockError):
@@ -332,6 +342,16 @@ class RunFailed(RolloutError):
     code = "run_failed"
 
 
+def shown(given: str) -> str:
+    """What somebody gave, quoted for a message and no longer than one can read."""
+    return repr(given) if len(given) <= MAX_SHOWN else f"{given[:MAX_SHOWN]!r}… ({len(given)} long)"
+
+
+def any_error_for(code: str, message: str) -> RockError:
+    """The error of any part that a `code` from the wire stands for; else a RockError."""
+    return _by_code(RockError).get(code, RockError)(message)
+
+
 def error_for(code: str, message: str, *, param: str | None = None) -> ModelServiceError:
     """The error that a `code` from the wire stands for; one nobody knows is a ModelServiceError."""
     found = _by_code(ModelServiceError).get(code, ModelServiceError)
@@ -340,7 +360,7 @@ def error_for(code: str, message: str, *, param: str | None = None) -> ModelServ
     return found(message)
 
 
-def _by_code(root: type[ModelServiceError]) -> dict[str, type[ModelServiceError]]:
+def _by_code(root: type[Error]) -> dict[str, type[Error]]:
     known = {root.code: root}
     for child in root.__subclasses__():
         known.update(_by_code(child))

@@ -24,7 +24,7 @@ import rock.demo.agent
 from rock import process
 from rock.cli.progress import ProgressView
 from rock.cli.run import print_result, until_signalled
-from rock.config import inherited_environment, read_environment
+from rock.config import inherited_environment, read_environment, validated
 from rock.errors import RockError
 from rock.modelservice.hosting.supervise import ServiceProcess, kept_up
 from rock.rollout.run import RunResult, ServiceAddress, run
@@ -50,7 +50,8 @@ def run_demo(
 ) -> None:
     problems()  # says how to install the tasks, before anything starts
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    config = RunFile.model_validate(
+    config = validated(
+        RunFile,
         {
             "tasks": f"humaneval:0-{tasks - 1}",
             "agent": _agent(),
@@ -59,7 +60,8 @@ def run_demo(
             "provider": provider,
             "seed": seed,
             "out": (out or Path("runs", f"demo-{stamp}")).resolve(),
-        }
+        },
+        source="rock demo",
     )
     console = Console(highlight=False)
     console.print(

@@ -16,6 +16,7 @@ from rock.errors import (
     RockError,
     SessionClosed,
     Unauthorized,
+    shown,
 )
 from rock.modelservice.states import State
 from rock.modelservice.wire import CloseReason, LimitName, SessionSpec, Usage
@@ -198,7 +199,7 @@ class Sessions:
         session = self._by_id.get(SessionId(session_id))
         if session is None:
             self.check_retired(session_id)
-            raise NotFound(f"there is no session {session_id!r}")
+            raise NotFound(f"there is no session {shown(session_id)}")
         return session
 
     def with_key(self, key: str) -> Session:

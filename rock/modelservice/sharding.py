@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from rock.errors import NotFound
+from rock.errors import NotFound, shown
 from rock.modelservice.wire import PolicyStatus, Stats
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ def shard_of(id: str, shards: int) -> int:
         return 0
     match = _SHARD.match(id)
     if match is None or int(match[1]) >= shards:
-        raise NotFound(f"{id[:80]!r} is of none of the {shards} shards")
+        raise NotFound(f"{shown(id)} is of none of the {shards} shards")
     return int(match[1])
 
 

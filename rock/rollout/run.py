@@ -19,9 +19,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from rock.config import secret_values
+from rock.config import secret_values, validated
 from rock.errors import ConfigError, ProviderUnavailable
 from rock.modelservice.client.shards import AdminShards
 from rock.modelservice.hosting.supervise import ServiceProcess, kept_up
@@ -127,7 +127,8 @@ async def run(
 async def resume(directory: Path, **options: Any) -> RunResult:
     """Go on with the run in `directory`, with the settings it was started with."""
     info = await asyncio.to_thread(read_info, directory)
-    return await run(RunFile.model_validate(info.config), directory=directory, **options)
+    config = validated(RunFile, info.config, source=f"the run in {directory}")
+    return await run(config, directory=directory, **options)
 
 
 def _read(source: Path | RunFile, overrides: Mapping[str, Any] | None) -> tuple[RunFile, bytes]:
@@ -188,7 +189,11 @@ async def _service(
 ) -> AsyncGenerator[ServiceAddress, None]:
     """ModelService for this run alone. One that crashes is started again on the same journal and
     sockets. It ends with the harness, also when that is killed, and the next one starts it again."""
-    settings = config.service.model_dump(exclude_none=True)
+    given = config.service.model_dump(exclude_defaults=True)
+    settings = {
+        name: ",".join(cast("list[str]", value)) if isinstance(value, list) else value
+        for name, value in given.items()
+    }
     process = ServiceProcess(
         directory / "service",
         settings=settings,

@@ -226,9 +226,9 @@ class RunFile(Strict):
         named = self.model != QUEUE and not BUILT_IN.fullmatch(self.model)
         if named and self.service.backends_file is None:
             raise ValueError(
-                f"model: {self.model!r} would be a name in service.backends_file, which is not given; "
-                "expected 'queue' (a trainer answers), 'litellm:NAME' (a hosted model), "
-                "'openai:NAME', 'engine:NAME' or 'replay:PATH'"
+                "model: expected 'queue' (a trainer answers), 'litellm:NAME' (a hosted model), "
+                "'openai:NAME', 'engine:NAME', 'replay:PATH', or a name in service.backends_file, "
+                f"which is not given; got {self.model!r}"
             )
         return self
 

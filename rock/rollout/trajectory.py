@@ -16,7 +16,8 @@ from msgspec import Raw
 from rock.errors import LedgerError
 from rock.modelservice import wire
 from rock.modelservice.client.shards import AdminShards
-from rock.modelservice.wire import stored
+from rock.modelservice.graph import stored
+from rock.modelservice.graph.stored_rows import StoredRow, whole_rows
 from rock.rollout.durable import write_atomically
 from rock.rollout.evidence import ANSWERED_STATES, CallSeen, SessionSeen
 from rock.rollout.record import Usage
@@ -113,14 +114,14 @@ def _all_known(values: Iterable[Number | None]) -> list[Number] | None:
 
 
 class _Rows(msgspec.Struct):
-    rows: list[wire.TokenRow]
+    rows: list[StoredRow]
 
 
 def read_rows(folder: Path) -> list[wire.TokenRow]:
     """The token rows of a stored trajectory, none when there is none. Raises `LedgerError`."""
     path = folder / FILE_NAME
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_Rows).rows
+        return whole_rows(msgspec.json.decode(path.read_bytes(), type=_Rows).rows)
     except FileNotFoundError:
         return []
     except msgspec.DecodeError as exc:

@@ -32,6 +32,7 @@ from rock.sandbox.command import (
     ExecStatus,
     Overflow,
     Process,
+    ProcessInfo,
     Shell,
     TerminalSize,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "Limits",
     "Mount",
     "Process",
+    "ProcessInfo",
     "Provider",
     "Sandbox",
     "SandboxSpec",
@@ -216,6 +218,10 @@ class Sandbox(ABC):
         user: str | None = None,
     ) -> Shell:
         """A shell to run scripts in one after the other: bash if there is one, else sh."""
+
+    @abstractmethod
+    async def list_processes(self) -> list[ProcessInfo]:
+        """What runs inside now, the helper's own processes included. Needs nothing of the image."""
 
     @abstractmethod
     async def read_file(self, path: str, *, max_bytes: int = DEFAULT_READ_LIMIT_BYTES) -> bytes:

@@ -36,11 +36,18 @@ class BoxState:
     """The state of one sandbox. `layers` None means that its files cannot be put back in place."""
 
     def __init__(
-        self, channel: Channel, made_of: str, layers: Layers | None, *, why_not: str = ""
+        self,
+        channel: Channel,
+        made_of: str,
+        layers: Layers | None,
+        *,
+        why_not: str = "",
+        pausable: bool = True,
     ) -> None:
         self._channel = channel
         self._layers = layers
         self._why_not = why_not
+        self.pausable = pausable
         self._made_of = made_of
         self._base: tuple[Layer, ...] = ()
         self._below: tuple[Layer, ...] = ()
@@ -121,6 +128,8 @@ class BoxState:
 
     async def pause(self) -> None:
         """Stop every process. Their deadlines go on. Safe to call twice."""
+        if not self.pausable:
+            raise NotSupported("pause: PID 1 of the sandbox cannot be asked")
         async with self._change(paused=None):
             if (left := await self._freeze(stop=True)) > 0:
                 await self._freeze(stop=False)
@@ -132,6 +141,11 @@ class BoxState:
         async with self._change(paused=None):
             await self._freeze(stop=False)
             self.paused = False
+
+    async def renew(self, *, lease_seconds: float = 0.0, lifetime_seconds: float = 0.0) -> None:
+        """The owner is there: both counted from now; 0 leaves one as it was. Raises `SandboxDied`."""
+        body = frames.u64(round(lease_seconds * 1000)) + frames.u64(round(lifetime_seconds * 1000))
+        await self._channel.call(FrameType.RENEW, body, "renew the lease")
 
     def release(self) -> None:
         """The sandbox has ended: its layers are nobody's unless a snapshot holds them."""

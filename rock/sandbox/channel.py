@@ -26,8 +26,10 @@ from rock.errors import (
     SandboxFileError,
 )
 from rock.sandbox import frames, transfer
+from rock.sandbox.command import ProcessInfo
 from rock.sandbox.execution import Executed, Execution, Sink
 from rock.sandbox.frames import ExecRequest, Frame, FrameType, Refusal, Stage
+from rock.sandbox.mux import MuxConnector, Refused
 
 KILL_GRACE_SECONDS = 15.0
 """The helper takes up to 10 seconds to end an obstinate command; then it is presumed dead."""
@@ -124,10 +126,19 @@ def _refused_command(request: ExecRequest, body: bytes) -> SandboxError:
 
 
 class Channel:
-    """Requests to one helper. Safe to use from many tasks of one event loop."""
+    """Requests to one helper. Safe to use from many tasks of one event loop.
 
-    def __init__(self, connect: Connector, *, silence_seconds: float = KILL_GRACE_SECONDS) -> None:
+    With a `MuxConnector` nothing is asked of the helper that would make it pass a descriptor.
+    """
+
+    def __init__(
+        self,
+        connect: Connector | MuxConnector,
+        *,
+        silence_seconds: float = KILL_GRACE_SECONDS,
+    ) -> None:
         self._connector = connect
+        self._relay = connect if isinstance(connect, MuxConnector) else None
         self.silence_seconds = silence_seconds
         """How long after a command's own time its end may still come."""
 
@@ -220,7 +231,13 @@ class Channel:
 
     async def read_file(self, path: bytes, *, max_bytes: int) -> bytes:
         what = f"read {os.fsdecode(path)}"
-        fd = await self.open(FrameType.READ, frames.text(path), what)
+        if self._relay is not None:
+            request = frames.text(path) + frames.u32(1)
+            data = await self._transfer(
+                lambda conn: transfer.get_file(conn, request, max_bytes, _refuse(what))
+            )
+            return _at_most(data, max_bytes, what)
+        fd = await self.open(FrameType.READ, frames.text(path) + frames.u32(0), what)
         try:
             size = os.fstat(fd).st_size
             if size > max_bytes:
@@ -230,13 +247,16 @@ class Channel:
             raise SandboxFileError(f"{what}: {exc.strerror}") from exc
         finally:
             os.close(fd)
-        if len(data) > max_bytes:
-            raise SandboxFileError(f"{what}: it is over {max_bytes} bytes")
-        return data
+        return _at_most(data, max_bytes, what)
 
     async def write_file(self, path: bytes, data: bytes, *, mode: int, owner: bytes) -> None:
         what = f"write {os.fsdecode(path)}"
         body = frames.text(path) + frames.u32(mode & 0o777) + frames.text(owner)
+        if self._relay is not None:
+            request = body + frames.u32(1)
+            await self._transfer(lambda conn: transfer.put_file(conn, request, data, _refuse(what)))
+            return
+        body += frames.u32(0)
         conn = await self._connect()
         try:
             _, fd = await self._ask(conn, frames.encode(FrameType.WRITE, body), what)
@@ -256,17 +276,13 @@ class Channel:
         await self.call(FrameType.MKDIR, body, f"make directory {os.fsdecode(path)}")
 
     async def upload(self, source: Path, target: bytes, *, owner: bytes) -> None:
-        def refuse(body: bytes) -> SandboxError:
-            return refused(frames.parse_refusal(body), f"upload to {os.fsdecode(target)}")
-
+        refuse = _refuse(f"upload to {os.fsdecode(target)}")
         await self._transfer(lambda conn: transfer.put_tree(conn, source, target, owner, refuse))
 
     async def download(
         self, source: bytes, target: Path, *, max_bytes: int, max_entries: int
     ) -> None:
-        def refuse(body: bytes) -> SandboxError:
-            return refused(frames.parse_refusal(body), f"download {os.fsdecode(source)}")
-
+        refuse = _refuse(f"download {os.fsdecode(source)}")
         await self._transfer(
             lambda conn: transfer.get_tree(
                 conn, source, target, max_bytes=max_bytes, max_entries=max_entries, refuse=refuse
@@ -275,12 +291,39 @@ class Channel:
 
     async def listen(self, port: int) -> socket.socket:
         """A listening socket on 127.0.0.1 of the sandbox; non-blocking, owned by the caller."""
+        if self._relay is not None:
+            mux = await self._relay.ready()
+            try:
+                return await mux.listen(port)
+            except Refused as exc:
+                raise refused(
+                    frames.parse_refusal(exc.frame.body), f"listen on port {port}"
+                ) from exc
         fd = await self.open(FrameType.LISTEN, frames.u32(port), f"listen on port {port}")
         listener = socket.socket(fileno=fd)
         listener.setblocking(False)
         return listener
 
+    async def list_processes(self) -> list[ProcessInfo]:
+        frame, _ = await self.call(FrameType.LOOK, b"", "list processes")
+        try:
+            return frames.parse_processes(frame.body)
+        except frames.ProtocolError as exc:
+            raise SandboxDied(f"list processes: {exc}") from exc
+
+    async def tunnel(self) -> socket.socket:
+        """A connection that carries many; whoever owns it speaks as `mux.Mux` does."""
+        conn = await self._connect()
+        try:
+            await asyncio.get_running_loop().sock_sendall(conn, frames.encode(FrameType.MUX))
+        except OSError as exc:
+            conn.close()
+            raise SandboxDied(f"the sandbox is gone: {exc}") from exc
+        return conn
+
     async def _connect(self) -> socket.socket:
+        if self._relay is not None:
+            await self._relay.ready()
         try:
             async with asyncio.timeout(_CALL_SECONDS):
                 while True:
@@ -336,13 +379,25 @@ class Channel:
             raise SandboxDied(f"{what}: the helper's process was killed")
         return frame, fd
 
-    async def _transfer(self, work: Callable[[socket.socket], None]) -> None:
+    async def _transfer(self, work: Callable[[socket.socket], T]) -> T:
         """Run blocking `work` in a thread; cancellation cuts its connection, then waits for it."""
         conn = await self._connect()
         try:
-            await _in_thread(lambda: work(conn), on_cancel=lambda: conn.shutdown(socket.SHUT_RDWR))
+            return await _in_thread(
+                lambda: work(conn), on_cancel=lambda: conn.shutdown(socket.SHUT_RDWR)
+            )
         finally:
             conn.close()
+
+
+def _refuse(what: str) -> Callable[[bytes], SandboxError]:
+    return lambda body: refused(frames.parse_refusal(body), what)
+
+
+def _at_most(data: bytes, max_bytes: int, what: str) -> bytes:
+    if len(data) > max_bytes:
+        raise SandboxFileError(f"{what}: it is over {max_bytes} bytes")
+    return data
 
 
 async def _receive(conn: socket.socket) -> tuple[Frame, int]:

@@ -45,11 +45,12 @@ from rock.sandbox.command import (
     ExecStatus,
     Overflow,
     Process,
+    ProcessInfo,
     Shell,
     TerminalSize,
 )
 from rock.sandbox.execution import Executed, Execution, Sink
-from rock.sandbox.frames import EndKind, ExecFlag, ExecRequest, FrameType
+from rock.sandbox.frames import NO_FLAGS, EndKind, ExecFlag, ExecRequest, FrameType
 from rock.sandbox.state import Snapshot
 from rock.sandbox.stateful import (
     NOTHING_ENFORCED,
@@ -115,8 +116,9 @@ class ChannelSandbox(StatefulSandbox):
     ) -> None:
         super().__init__(box, spec, enforced, replacement)
         self.identity = identity if identity and spec.user is None else identity_of(spec)
-        self._variables = dict(variables or {})
-        self._rlimits = tuple(rlimits)
+        self.variables = dict(variables or {})
+        """Of the image; the spec's are laid over them."""
+        self.rlimits = tuple(rlimits)
         self._processes: dict[str, ChannelProcess] = {}
         self._shells: weakref.WeakSet[ChannelShell] = weakref.WeakSet()
 
@@ -146,7 +148,7 @@ class ChannelSandbox(StatefulSandbox):
         output_limit_bytes: int = DEFAULT_OUTPUT_LIMIT_BYTES,
         overflow: Overflow = "kill",
     ) -> ExecResult:
-        flags = ExecFlag.STDIN if stdin else ExecFlag(0)
+        flags = ExecFlag.STDIN if stdin else NO_FLAGS
         request = self._request(argv, timeout_seconds, cwd, env, user, flags)
         started = time.monotonic()
         executed = await self._explained(
@@ -237,10 +239,11 @@ class ChannelSandbox(StatefulSandbox):
         try:
             return await work
         except SandboxDied as exc:
-            death = await self._death()
+            death = await self.death()
             raise SandboxDied(f"{exc.message}: {death.detail}", cause=death.cause) from exc
 
-    async def _death(self) -> Death:
+    async def death(self) -> Death:
+        """Why the box does not answer, asked when it does not."""
         if self._stopping is not None:
             return Death(DeathCause.STOPPED, "it was stopped")
         return await self.box.diagnose()
@@ -250,7 +253,7 @@ class ChannelSandbox(StatefulSandbox):
     ) -> ExecResult:
         result = result_of(executed, elapsed_seconds, was_killed)
         if result.status is ExecStatus.SANDBOX_DIED:
-            return replace(result, death=await self._death())
+            return replace(result, death=await self.death())
         return result
 
     def _request(
@@ -280,8 +283,12 @@ class ChannelSandbox(StatefulSandbox):
             flags=flags,
             rows=size.rows,
             columns=size.columns,
-            limits=self._rlimits,
+            limits=self.rlimits,
         )
+
+    async def list_processes(self) -> list[ProcessInfo]:
+        self._check_running()
+        return await self._explained(self.channel.list_processes())
 
     async def read_file(self, path: str, *, max_bytes: int = DEFAULT_READ_LIMIT_BYTES) -> bytes:
         self._check_running()
@@ -342,7 +349,7 @@ class ChannelSandbox(StatefulSandbox):
             "LANG": "C.UTF-8",
             "TMPDIR": "/tmp",
         }
-        merged = {**base, **self._variables, **self.spec.env, **extra}
+        merged = {**base, **self.variables, **self.spec.env, **extra}
         for name in merged:
             if not name or "=" in name:
                 raise CommandRefused(f"env: got the name {name!r}, expected one without '='")

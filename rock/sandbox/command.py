@@ -123,6 +123,21 @@ class TerminalSize:
     columns: int = 80
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessInfo:
+    """A process of a sandbox, whoever started it, as it is seen inside."""
+
+    pid: int
+    parent: int
+    uid: int
+    state: str
+    """The kernel's letter: R, S, D, T, Z, …"""
+    cpu_seconds: float
+    resident_bytes: int
+    command: tuple[str, ...]
+    """Cut at 4 KiB; `[name]` where there is none."""
+
+
 class TextDecoder:
     """Bytes of one stream in, text out, whatever the cut; what is no UTF-8 becomes U+FFFD."""
 

@@ -7,7 +7,9 @@ The engine removes the container by itself when its PID 1 ends.
 
 from __future__ import annotations
 
+import io
 import math
+import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,27 +43,28 @@ def container_config(
     *,
     programs: Sequence[Path],
     helper: Path,
-    run_directory: Path,
+    run_directory: Path | None,
     labels: Mapping[str, str],
 ) -> dict[str, Any]:
     """Arguments for the engine client's `create`.
 
     The spec is a checked one; `programs` are host directories to show read-only at their own place,
-    `helper` the host's rock-init, `run_directory` the host directory for its socket.
+    `helper` the host's rock-init, `run_directory` the host directory for its socket. Without one
+    there is no socket, and the helper must be put into the container before it starts.
     """
     binds = [
-        Bind(HELPER_TARGET, str(helper), type="bind", read_only=True),
-        Bind(RUN_TARGET, str(run_directory), type="bind"),
+        *_helper_binds(helper, run_directory),
         *(Bind(str(path), str(path), type="bind", read_only=True) for path in programs),
         *(
             Bind(mount.target, str(mount.source.resolve()), type="bind", read_only=mount.read_only)
             for mount in spec.mounts
         ),
     ]
+    socket = f"{RUN_TARGET}/{SOCKET_NAME}" if run_directory is not None else "-"
     lifetime = str(math.ceil(spec.lifetime_seconds))
     return {
         "entrypoint": [HELPER_TARGET],
-        "command": ["serve", f"{RUN_TARGET}/{SOCKET_NAME}", "--lifetime", lifetime],
+        "command": ["serve", socket, "--lifetime", lifetime],
         # The helper must be able to become any user, whatever the image's own user is.
         "user": "0:0",
         "working_dir": "/",
@@ -85,6 +88,29 @@ def container_config(
             **_limits(spec.limits),
         },
     }
+
+
+def _helper_binds(helper: Path, run_directory: Path | None) -> list[Bind]:
+    if run_directory is None:
+        return []
+    return [
+        Bind(HELPER_TARGET, str(helper), type="bind", read_only=True),
+        Bind(RUN_TARGET, str(run_directory), type="bind"),
+    ]
+
+
+def helper_archive(helper: Path) -> bytes:
+    """A tar that puts the helper where `HELPER_TARGET` is, for whoever cannot bind it."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        folder = tarfile.TarInfo(HELPER_TARGET.strip("/").rpartition("/")[0])
+        folder.type, folder.mode = tarfile.DIRTYPE, 0o755
+        tar.addfile(folder)
+        data = helper.read_bytes()
+        info = tarfile.TarInfo(HELPER_TARGET.lstrip("/"))
+        info.size, info.mode = len(data), 0o755
+        tar.addfile(info, io.BytesIO(data))
+    return out.getvalue()
 
 
 def _limits(limits: Limits) -> dict[str, Any]:

@@ -11,30 +11,31 @@ and its user, if it names one other than root, is the default user. `spec.image=
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
 import functools
 import hashlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rock.errors import ProviderUnavailable, SandboxDied, SandboxError
 from rock.sandbox import host_layers, hostroot, rundir
 from rock.sandbox.autopsy import diagnose
 from rock.sandbox.base import Availability, Provider, SandboxSpec
 from rock.sandbox.box_state import BoxState
-from rock.sandbox.channel import KILL_GRACE_SECONDS, Channel, connect_to_path
+from rock.sandbox.channel import KILL_GRACE_SECONDS, Channel, Connector, connect_to_path
 from rock.sandbox.channel_sandbox import AGENT_HOME, ChannelSandbox, Identity
-from rock.sandbox.container import SOCKET_NAME, container_config
+from rock.sandbox.container import SOCKET_NAME, container_config, helper_archive
 from rock.sandbox.ending import to_the_end
 from rock.sandbox.engine import REMEDY, Engine, Image
+from rock.sandbox.engine_stream import open_stream
 from rock.sandbox.helper import helper_path
 from rock.sandbox.host_layers import ContainerRoot, HostLayers, Keeper
+from rock.sandbox.images import Images
 from rock.sandbox.mount_rules import check_spec
+from rock.sandbox.mux import MuxConnector
 from rock.sandbox.owner import EXPIRES, RUN, Owner, wall_seconds
 from rock.sandbox.reaper import reap
 from rock.sandbox.state import ResetTier, Snapshot
@@ -42,13 +43,12 @@ from rock.sandbox.stateful import Box, StatefulSandbox
 
 log = logging.getLogger(__name__)
 
-HOST_IMAGE = "rock-host"
-LOCK_SECONDS = 60.0
 
 RESTART_REMEDY = "look at the engine's log; restarting it may help"
 SHARE_REMEDY = (
     "run rock on the machine of the engine; an engine in a virtual machine or on another host does "
-    "not share this one's directories. The local provider needs no engine"
+    'not share this one\'s directories (transport="stream" needs none). The local provider needs no '
+    "engine"
 )
 EXPIRY_MARGIN_SECONDS = 60.0
 """A container still there this long after its helper should have ended it is the reaper's."""
@@ -59,7 +59,9 @@ class DockerProvider(Provider):
 
     `host` is the engine's address (default: its usual socket). A missing image is an error that
     names the command to get it; with `pull=True` it is fetched instead. `run_id` is written on the
-    containers for people. `base` is where control sockets go; it must be short.
+    containers for people. `base` is where control sockets go; it must be short. `transport="stream"`
+    needs no directory that engine and harness share: the helper is sent to the engine, and everything
+    goes over one stream through it.
     """
 
     name = "docker"
@@ -70,6 +72,7 @@ class DockerProvider(Provider):
         host: str | None = None,
         run_id: str = "",
         base: Path | None = None,
+        transport: Literal["socket", "stream"] = "socket",
         pull: bool = False,
         pull_timeout_seconds: float = 900.0,
         start_timeout_seconds: float = 30.0,
@@ -79,17 +82,20 @@ class DockerProvider(Provider):
         self.engine = Engine(host)
         self.run_id = run_id
         self.base = base or rundir.default_base()
-        self._pull = pull
-        self._pull_timeout_seconds = pull_timeout_seconds
+        self._transport = transport
+        self.images = Images(
+            self.engine, self.base, pull=pull, pull_timeout_seconds=pull_timeout_seconds
+        )
         self._start_timeout_seconds = start_timeout_seconds
         self._silence_seconds = silence_seconds
         self._now = now
         self._owner = Owner.current()
         self._sandboxes: dict[str, StatefulSandbox] = {}
-        self._host_image: Image | None = None
-        self._making_host_image = asyncio.Lock()
+        self._streams: dict[str, MuxConnector] = {}
         self._keeper = Keeper(self.base)
         self._no_layers = host_layers.why_impossible()
+        if transport == "stream":
+            self._no_layers = "the engine may be on another machine"
         self._closed = False
 
     async def probe(self) -> Availability:
@@ -134,26 +140,34 @@ class DockerProvider(Provider):
         """
         self._check_open()
         check_spec(spec, engine_sockets=[self.engine.address.removeprefix("unix://")])
-        image = await self._image(spec.image)
+        image = await self.images.find(spec.image)
         sandbox_id = secrets.token_hex(6)
-        folder = self.base / sandbox_id
         layers: HostLayers | None = None
         try:
-            rundir.make(self.base, sandbox_id, self._owner)
+            shared = None
+            if self._transport == "socket":
+                shared = rundir.make(self.base, sandbox_id, self._owner) / "run"
             config = container_config(
                 spec,
                 programs=hostroot.program_directories() if spec.image is None else [],
                 helper=helper_path(),
-                run_directory=folder / "run",
+                run_directory=shared,
                 labels=self._labels(spec),
             )
             image = await self._start(image, spec, f"rock-{sandbox_id}", config)
-            channel = await self._reach(sandbox_id, folder / "run" / SOCKET_NAME)
+            channel = self._channel(sandbox_id, shared)
+            await self._reach(sandbox_id, channel)
             layers = await self._layers(sandbox_id)
             box = Box(
                 id=sandbox_id,
                 channel=channel,
-                state=BoxState(channel, _made_of(spec, image), layers, why_not=self._no_layers),
+                state=BoxState(
+                    channel,
+                    _made_of(spec, image),
+                    layers,
+                    why_not=self._no_layers,
+                    pausable=shared is not None,
+                ),
                 remove=functools.partial(self._discard, sandbox_id, layers),
                 diagnose=functools.partial(
                     diagnose, self.engine, f"rock-{sandbox_id}", spec, self._now(), self._now
@@ -195,14 +209,15 @@ class DockerProvider(Provider):
         self, image: Image, spec: SandboxSpec, name: str, config: Mapping[str, Any]
     ) -> Image:
         """Start the container; the host image is made again if somebody has removed it."""
+        archive = None if self._transport == "socket" else helper_archive(helper_path())
         try:
-            await self.engine.create(image.id, name, config)
+            await self.engine.create(image.id, name, config, archive=archive)
         except ProviderUnavailable:
             if spec.image is not None:
                 raise
-            self._host_image = None
-            image = await self._image(None)
-            await self.engine.create(image.id, name, config)
+            self.images.forget_host_image()
+            image = await self.images.find(None)
+            await self.engine.create(image.id, name, config, archive=archive)
         return image
 
     async def close(self) -> None:
@@ -233,6 +248,8 @@ class DockerProvider(Provider):
         try:
             await self.engine.remove(f"rock-{sandbox_id}")
         finally:
+            if (stream := self._streams.pop(sandbox_id, None)) is not None:
+                await stream.close()
             rundir.remove(self.base / sandbox_id)
             self._sandboxes.pop(sandbox_id, None)
 
@@ -243,75 +260,36 @@ class DockerProvider(Provider):
         except SandboxError as exc:
             log.warning("sandbox %s is left to the reaper: %s", sandbox_id, exc.message)
 
-    async def _reach(self, sandbox_id: str, path: Path) -> Channel:
-        """The channel to a helper that has just been started, once it answers."""
+    def _channel(self, sandbox_id: str, shared: Path | None) -> Channel:
+        connector: Connector | MuxConnector
+        if shared is not None:
+            connector = connect_to_path(shared / SOCKET_NAME)
+        else:
+            connector = MuxConnector(
+                functools.partial(open_stream, self.engine, f"rock-{sandbox_id}")
+            )
+            self._streams[sandbox_id] = connector
+        return Channel(connector, silence_seconds=self._silence_seconds)
+
+    async def _reach(self, sandbox_id: str, channel: Channel) -> None:
+        """Wait until a helper that has just been started answers."""
         container = f"rock-{sandbox_id}"
         deadline = time.monotonic() + self._start_timeout_seconds
-        channel = Channel(connect_to_path(path), silence_seconds=self._silence_seconds)
         while True:
             try:
                 await channel.ping()
             except SandboxDied:
                 await asyncio.sleep(0.01)
             else:
-                return channel
+                return
             if not await self.engine.running(container):
                 raise SandboxDied(f"the helper of {container} ended before it answered")
             if time.monotonic() > deadline:
                 raise ProviderUnavailable(
-                    f"{container} runs, but its socket did not appear in {path.parent} within "
+                    f"{container} runs, but its helper does not answer within "
                     f"{self._start_timeout_seconds:g} s: the engine does not share this machine's "
                     f"directories; {SHARE_REMEDY}"
                 )
-
-    async def _image(self, reference: str | None) -> Image:
-        """The engine's image; by its content id, so that a tag may move during a run."""
-        if reference is None:
-            async with self._making_host_image:
-                if self._host_image is None:
-                    self._host_image = await self._make_host_image()
-                return self._host_image
-        found = await self.engine.image(reference)
-        if found is None and self._pull:
-            await self.engine.pull(reference, timeout_seconds=self._pull_timeout_seconds)
-            found = await self.engine.image(reference)
-        if found is None:
-            raise ProviderUnavailable(
-                f"the engine has no image {reference}; get it with `docker pull {reference}`, or "
-                "build it, or let the provider pull"
-            )
-        return found
-
-    async def _make_host_image(self) -> Image:
-        """The image of `hostroot`, named by its content, made once per machine."""
-        archive = await asyncio.to_thread(hostroot.archive)
-        tag = hashlib.sha256(archive).hexdigest()[:12]
-        reference = f"{HOST_IMAGE}:{tag}"
-        rundir.prepare_base(self.base)
-        async with _locked(self.base / "host-image.lock", within_seconds=LOCK_SECONDS):
-            found = await self.engine.image(reference)
-            if found is None:
-                await self.engine.import_image(archive, HOST_IMAGE, tag)
-                found = await self.engine.image(reference)
-        if found is None:
-            raise SandboxError(f"the engine imported {reference} and does not have it")
-        return found
-
-
-@contextlib.asynccontextmanager
-async def _locked(path: Path, *, within_seconds: float) -> AsyncGenerator[None]:
-    """Hold a lock between processes; it goes with the process that holds it."""
-    deadline = time.monotonic() + within_seconds
-    with path.open("w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise SandboxError(f"{path} was locked for {within_seconds:g} s") from None
-                await asyncio.sleep(0.02)
-        yield
 
 
 def _made_of(spec: SandboxSpec, image: Image) -> str:

@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import ssl
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast
@@ -23,7 +24,7 @@ import docker
 import docker.errors
 import requests.exceptions
 
-from rock.errors import ProviderUnavailable, SandboxError
+from rock.errors import ProviderUnavailable, SandboxDied, SandboxError
 from rock.sandbox.ending import to_the_end
 
 Result = TypeVar("Result")
@@ -98,6 +99,11 @@ class _Api(Protocol):
     def start(self, container: str) -> None: ...
     def remove_container(self, container: str, *, v: bool, force: bool) -> None: ...
     def inspect_container(self, container: str) -> dict[str, Any]: ...
+    def put_archive(self, container: str, path: str, data: bytes) -> bool: ...
+    def exec_create(
+        self, container: str, cmd: Sequence[str], *, stdin: bool, stderr: bool, user: str
+    ) -> dict[str, Any]: ...
+    def exec_start(self, exec_id: str, *, socket: bool) -> Any: ...
     def events(
         self, *, since: int, until: int, filters: dict[str, str], decode: bool
     ) -> Iterator[dict[str, Any]]: ...
@@ -170,8 +176,12 @@ class Engine:
 
         await self._call(f"import {repository}:{tag}", load)
 
-    async def create(self, image_id: str, name: str, config: Mapping[str, Any]) -> None:
+    async def create(
+        self, image_id: str, name: str, config: Mapping[str, Any], *, archive: bytes | None = None
+    ) -> None:
         """Create and start a container. If this raises, `name` may exist: remove it.
+
+        `archive` is a tar that is unpacked at its root before it starts.
 
         Raises `ProviderUnavailable` if the engine has no such image (any more).
         """
@@ -183,6 +193,8 @@ class Engine:
                 made = api.create_container(image_id, name=name, host_config=host_config, **fields)
             except docker.errors.ImageNotFound as exc:
                 raise ProviderUnavailable(f"the engine has no image {image_id} any more") from exc
+            if archive is not None:
+                api.put_archive(str(made["Id"]), "/", archive)
             api.start(str(made["Id"]))
 
         async with self._creations:
@@ -224,7 +236,8 @@ class Engine:
             found = api.inspect_container(name)
             graph = cast(dict[str, Any], found.get("GraphDriver") or {})
             driver = str(graph.get("Name") or "")
-            lower = str((graph.get("Data") or {}).get("LowerDir") or "")
+            data = cast(dict[str, Any], graph.get("Data") or {})
+            lower = str(data.get("LowerDir") or "")
             return Storage(
                 pid=int(found["State"]["Pid"]),
                 driver=driver,
@@ -263,6 +276,33 @@ class Engine:
             ]
 
         return await self._call(f"tell the history of the container {name}", collect)
+
+    async def attach(self, name: str, argv: Sequence[str]) -> socket.socket:
+        """Run a program in a container as its root; a socket of its stdin and its framed stdout.
+
+        Only for engines that are reached without TLS: what it gives is read on the event loop.
+        """
+
+        def attach(api: _Api) -> socket.socket:
+            try:
+                made = api.exec_create(name, argv, stdin=True, stderr=False, user="0:0")
+                found = api.exec_start(str(made["Id"]), socket=True)
+            except docker.errors.APIError as exc:
+                if exc.status_code in (404, 409):  # it is gone, or does not run
+                    raise SandboxDied(f"the container {name} is gone") from exc
+                raise
+            conn = getattr(found, "_sock", found)
+            try:
+                if isinstance(conn, ssl.SSLSocket):
+                    raise ProviderUnavailable("streams to an engine behind TLS are not supported")
+                return socket.socket(fileno=os.dup(conn.fileno()))
+            finally:
+                # The library hands out the connection of a response that it then forgets.
+                found._response.close()
+                found.close()
+                conn.close()
+
+        return await self._call(f"run a program in the container {name}", attach)
 
     async def containers(self, label: str) -> list[Container]:
         """Every container, running or not, that has a label of that name (or `name=value`)."""

@@ -7,9 +7,12 @@ frame is `u32 size | u8 type | body`, little-endian, and descriptors travel with
 from __future__ import annotations
 
 import enum
+import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+
+from rock.sandbox.command import ProcessInfo
 
 PROTOCOL_VERSION = 2
 MAX_FRAME_BYTES = 16 * 1024 * 1024
@@ -40,12 +43,15 @@ class FrameType(enum.IntEnum):
     SWEEP = ord("Z")
     FREEZE = ord("H")
     COUNT = ord("V")
+    RENEW = ord("B")
     SWAP = ord("N")
     DROP = ord("Q")
     TREE = ord("T")
     ADOPT = ord("A")
     PREPARE = ord("Y")
     ATTACH = ord("J")
+    MUX = ord("m")
+    LOOK = ord("g")
 
     DIR = ord("d")
     FILE = ord("f")
@@ -68,6 +74,9 @@ class ExecFlag(enum.IntFlag):
     TERMINAL = 2
     SHELL = 4
     ANNOUNCE = 8
+
+
+NO_FLAGS = ExecFlag(0)
 
 
 class EndKind(enum.IntEnum):
@@ -131,7 +140,7 @@ class ExecRequest:
     cwd: bytes
     user: bytes
     timeout_ms: int
-    flags: ExecFlag = ExecFlag(0)
+    flags: ExecFlag = NO_FLAGS
     rows: int = 0
     columns: int = 0
     limits: Sequence[tuple[int, int]] = field(default_factory=tuple[tuple[int, int], ...])
@@ -164,6 +173,10 @@ def texts(values: Sequence[bytes]) -> bytes:
 
 def u32(value: int) -> bytes:
     return struct.pack("<I", value)
+
+
+def u64(value: int) -> bytes:
+    return struct.pack("<Q", value)
 
 
 def encode(kind: FrameType, body: bytes = b"") -> bytes:
@@ -247,3 +260,37 @@ def take_u32(body: bytes, offset: int) -> tuple[int, int]:
         raise ProtocolError("a number that is cut off")
     (value,) = struct.unpack_from("<I", body, offset)
     return value, offset + 4
+
+
+def take_u64(body: bytes, offset: int = 0) -> int:
+    if offset + 8 > len(body):
+        raise ProtocolError("a number that is cut off")
+    (value,) = struct.unpack_from("<Q", body, offset)
+    return value
+
+
+_SEEN = struct.Struct("<IIIBQQ")
+
+
+def parse_processes(body: bytes) -> list[ProcessInfo]:
+    """What LOOK is answered with."""
+    count, offset = take_u32(body, 0)
+    found: list[ProcessInfo] = []
+    for _ in range(count):
+        try:
+            pid, parent, uid, state, cpu_ms, resident = _SEEN.unpack_from(body, offset)
+        except struct.error:
+            raise ProtocolError("a process that is cut off") from None
+        words, offset = take_texts(body, offset + _SEEN.size)
+        found.append(
+            ProcessInfo(
+                pid=pid,
+                parent=parent,
+                uid=uid,
+                state=chr(state),
+                cpu_seconds=cpu_ms / 1000,
+                resident_bytes=resident,
+                command=tuple(os.fsdecode(word) for word in words),
+            )
+        )
+    return found

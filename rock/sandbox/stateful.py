@@ -41,6 +41,8 @@ class Enforced:
 
 
 NOTHING_ENFORCED = Enforced()
+IN_PLACE = frozenset((Capability.RESET_IN_PLACE, Capability.SNAPSHOT))
+PAUSABLE = frozenset((Capability.PAUSE,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,10 +92,10 @@ class StatefulSandbox(Sandbox):
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        in_place = (
-            {Capability.RESET_IN_PLACE, Capability.SNAPSHOT} if self.state.in_place else set()
-        )
-        return self._enforced.capabilities | in_place | {Capability.PAUSE}
+        found = self._enforced.capabilities
+        if self.state.in_place:
+            found |= IN_PLACE
+        return found | PAUSABLE if self.state.pausable else found
 
     @property
     def not_enforced(self) -> tuple[str, ...]:

@@ -65,6 +65,44 @@ class _Stream:
         raise SandboxDied("the sandbox went away during a file transfer")
 
 
+def get_file(conn: socket.socket, request: bytes, max_bytes: int, refuse: Refuse) -> bytes:
+    """The content that an inline READ is answered with; a byte over `max_bytes` is enough to see."""
+    stream = _Stream(conn)
+    stream.request(FrameType.READ, request)
+    parts: list[bytes] = []
+    room = max_bytes + 1
+    for frame in stream.receive():
+        if frame.type is FrameType.ERROR:
+            raise refuse(frame.body)
+        if frame.type is FrameType.DATA:
+            parts.append(frame.body[:room])
+            room -= len(parts[-1])
+        if frame.type is FrameType.FD and frames.take_u64(frame.body) > max_bytes:
+            raise SandboxFileError(f"the file has over {max_bytes} bytes")
+        if frame.type is FrameType.DONE or room <= 0:
+            break
+    return b"".join(parts)
+
+
+def put_file(conn: socket.socket, request: bytes, data: bytes, refuse: Refuse) -> None:
+    """Send `data` after an inline WRITE, and wait until the file is there."""
+    stream = _Stream(conn)
+    try:
+        stream.send(FrameType.WRITE, request)
+        for start in range(0, len(data), _CHUNK_BYTES):
+            stream.send(FrameType.DATA, data[start : start + _CHUNK_BYTES])
+        stream.send(FrameType.COMMIT)
+        stream.flush()
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # the helper said why before it left; that is read below
+    except TimeoutError as exc:
+        raise SandboxDied("the sandbox takes no more of a file") from exc
+    for frame in stream.receive():
+        if frame.type is FrameType.ERROR:
+            raise refuse(frame.body)
+        return
+
+
 def put_tree(
     conn: socket.socket, source: Path, target: bytes, owner: bytes, refuse: Refuse
 ) -> None:

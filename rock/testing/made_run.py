@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Raw
 
-from rock.modelservice.graph import tokens
+from rock.modelservice.graph import stored, tokens
 from rock.modelservice.graph.rows import CallTokens, Sample, build_rows, new_after
 from rock.modelservice.wire import (
     AssistantMessage,
@@ -26,7 +26,6 @@ from rock.modelservice.wire import (
     Trajectory,
     TrajectoryCall,
     Usage,
-    stored,
 )
 from rock.rollout.ledger import AttemptEnded, AttemptStarted, Event, GroupPlanned, RunOpened
 from rock.rollout.outcome import Outcome, OutcomeClass, Phase, graded, outcome_of

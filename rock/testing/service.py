@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from rock.config import validated
 from rock.modelservice.client.worker import Policy
 from rock.modelservice.hosting.server import Running, serving
 from rock.modelservice.settings import ServiceConfig
@@ -22,6 +23,6 @@ async def running_service(
 ) -> AsyncGenerator[Running, None]:
     """A service on free loopback ports. `settings` are fields of ServiceConfig, `policies` its
     backends by name."""
-    config = ServiceConfig.model_validate({"state_dir": state_dir, **settings})
+    config = validated(ServiceConfig, {"state_dir": state_dir, **settings}, source="settings")
     async with serving(config, policies=policies) as running:
         yield running

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,17 +20,20 @@ import pytest
 
 from rock.errors import SandboxFileError
 from rock.modelservice.client.client import AdminClient
-from rock.modelservice.client.worker import serve
+from rock.modelservice.client.speaking import StreamingPolicy, Voice
+from rock.modelservice.client.worker import serve, serve_streaming
 from rock.modelservice.hosting.supervise import ServiceProcess
 from rock.modelservice.policies.scripted import Line, tool_call
 from rock.modelservice.wire import (
     AssistantMessage,
+    Completion,
     Lease,
     SessionCreated,
     ToolCall,
     ToolFunction,
     Trajectory,
 )
+from rock.modelservice.wire.partial import ToolCallDelta
 from rock.rollout.agent import agent_values, open_listener, run_agent
 from rock.rollout.runfile import RunFile
 from rock.rollout.task import Task
@@ -101,6 +104,34 @@ def by_call(script: Sequence[Line], tap: Tap, hook: Hook) -> Callable[[Lease], A
     return line
 
 
+def in_pieces(policy: ScriptedPolicy) -> StreamingPolicy:
+    """The policy's answers, said a few characters at a time, tokens included."""
+
+    async def speak(lease: Lease, voice: Voice) -> Completion:
+        [completion] = await policy([lease])
+        choice = completion.choices[0]
+        ids, logprobs = choice.token_ids or [], choice.logprobs or []
+        for number, piece in enumerate(pieces_of(choice.message)):
+            place = slice(number, number + 1)
+            await voice.say(**piece, token_ids=ids[place], logprobs=logprobs[place])
+        return completion
+
+    return speak
+
+
+def pieces_of(message: AssistantMessage) -> Iterator[dict[str, Any]]:
+    for name, text in (
+        ("reasoning_content", message.reasoning_content or ""),
+        ("content", message.content or ""),
+    ):
+        yield from ({name: text[at : at + 5]} for at in range(0, len(text), 5))
+    for index, call in enumerate(message.tool_calls or ()):
+        yield {"tool_calls": [ToolCallDelta(index, "", call.function.name)]}
+        arguments = call.function.arguments
+        for at in range(0, len(arguments), 5):
+            yield {"tool_calls": [ToolCallDelta(index, arguments[at : at + 5])]}
+
+
 @dataclass(frozen=True)
 class Seen:
     """What one run of a client left behind."""
@@ -137,8 +168,10 @@ class Stage:
         faults: Faults = no_fault,
         hook: Hook = no_hook,
         timeout_seconds: float = 240,
+        live: bool = False,
     ) -> Seen:
-        """Run the recipe's client to its end, or until the time is over."""
+        """Run the recipe's client to its end, or until the time is over. `live` answers are said in
+        pieces."""
         require_installed(recipe)
         run = run_file(recipe, self._folder)
         nonce = secrets.token_hex(16)
@@ -147,7 +180,7 @@ class Stage:
         policy = ScriptedPolicy(by_call(script_for(recipe), tap, hook), policy_version=1)
         async with AdminClient(self.service.control_url, self.service.keys.admin_key) as admin:
             session = await admin.create_session()
-            async with self._answering(policy):
+            async with self._answering(policy, live=live):
                 result, written = await self._run(run, session, tap, nonce, timeout_seconds)
             await admin.close_session(session.session_id)
             trajectory = await admin.trajectory(session.session_id)
@@ -182,9 +215,12 @@ class Stage:
         return result, written
 
     @asynccontextmanager
-    async def _answering(self, policy: ScriptedPolicy) -> AsyncGenerator[None, None]:
+    async def _answering(self, policy: ScriptedPolicy, *, live: bool) -> AsyncGenerator[None, None]:
+        url, key = self.service.control_url, self.service.keys.trainer_key
         serving = asyncio.ensure_future(
-            serve(policy, url=self.service.control_url, key=self.service.keys.trainer_key)
+            serve_streaming(in_pieces(policy), url=url, key=key)
+            if live
+            else serve(policy, url=url, key=key)
         )
         try:
             yield

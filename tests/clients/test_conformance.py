@@ -15,6 +15,19 @@ from tests.clients.recipes import recipes
 from tests.clients.stage import Seen, script_for, stage
 from tests.clients.tap import Sent
 
+LIVE = (
+    "openai-stream",
+    "codex",
+    "claude-code",
+    "anthropic-stream",
+    "litellm-stream",
+    "openai-agents-stream",
+    "pydantic-ai-stream",
+    "langgraph-stream",
+    "qwen-code",
+    "opencode",
+)
+"""Those that stream."""
 TEXT_FIELDS = ("content", "text", "output", "thinking", "summary", "reasoning_content")
 pytestmark = [pytest.mark.clients, pytest.mark.userns, pytest.mark.timeout(300)]
 
@@ -31,6 +44,22 @@ async def test_client_does_the_task_and_its_trajectory_is_exact(
     turns = len(script_for(recipe))
     assert len(seen.leases) == turns
     assert seen.nonce.encode() in bytes(seen.leases[1].request.messages[-1])
+    check_one_chain(seen.trajectory, turns)
+    check_journal_has_what_was_sent(seen)
+
+
+@pytest.mark.parametrize("recipe", LIVE)
+async def test_client_reads_an_answer_in_pieces_as_it_reads_a_whole_one(
+    recipe: str, tmp_path: Path
+) -> None:
+    async with stage(tmp_path, stream_grace_seconds=0) as theatre:
+        seen = await theatre.perform(recipe, live=True)
+
+    assert seen.result.ok, seen.output
+    assert seen.written == seen.nonce, seen.output
+    turns = len(script_for(recipe))
+    assert len(seen.leases) == turns
+    assert all(lease.streams for lease in seen.leases)
     check_one_chain(seen.trajectory, turns)
     check_journal_has_what_was_sent(seen)
 

@@ -92,13 +92,13 @@ async def test_client_whose_stream_was_cut_gets_the_same_answer_again(
     check_done_and_sampled_once(seen, recipe)
 
 
-async def test_lost_answer_of_a_client_without_marks_is_sampled_again_and_called_repeated(
+async def test_lost_answer_of_a_client_without_marks_is_sampled_again_and_called_a_retry(
     tmp_path: Path,
 ) -> None:
     """Nothing tells this retry from a second sample that is meant (docs/agents.md says so)."""
     async with stage(tmp_path) as theatre:
         seen = await theatre.perform("qwen-code", faults=on(Reset(after_bytes=200), SECOND))
-    assert [call.branch for call in seen.trajectory.calls][:3] == [None, None, "repeated"]
+    assert [call.branch for call in seen.trajectory.calls][:3] == [None, None, "retry"]
     assert len(seen.leases) == len(seen.tap.sent)
 
 

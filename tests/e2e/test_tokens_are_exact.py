@@ -14,6 +14,7 @@ import os
 import signal
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from rock.modelservice.hosting.supervise import ServiceProcess
-from rock.modelservice.wire import SessionCreated, TokenRow, Trajectory, encode
+from rock.modelservice.wire import SessionCreated, Span, TokenRow, Trajectory, encode
 from tests.modelservice.live import admin_of, agent, new_session
 from tests.modelservice.render.families import write_family
 
@@ -144,6 +145,12 @@ def versions_of(row: TokenRow) -> list[int | None]:
     return found
 
 
+def runs_of_versions(spans: list[Span]) -> list[list[int | None]]:
+    """[tokens, version] of an answer, however it is cut besides."""
+    by_version = groupby(spans, key=lambda span: span.policy_version)
+    return [[sum(s.end - s.start for s in found), version] for version, found in by_version]
+
+
 async def test_the_exported_tokens_have_the_log_probabilities_they_were_sampled_with(
     tmp_path: Path,
 ) -> None:
@@ -171,7 +178,10 @@ async def test_the_exported_tokens_have_the_log_probabilities_they_were_sampled_
     for call, answer in zip(trajectory.calls, said, strict=True):
         row = rows[call.call_id]
         spans = [s for s in row.spans if s.call_id == call.call_id and s.kind == "sampled"]
-        assert [[s.end - s.start, s.policy_version] for s in spans] == answer["versions"]
+        assert runs_of_versions(spans) == answer["versions"]
+        assert {s.message for s in spans} == {len(call.request.messages)}
+        made = [place for s in spans for place in s.tool_calls]
+        assert made == list(range(len(call.choices[0].message.tool_calls or ())))
         start, end = spans[0].start, spans[-1].end
         assert start == answer["prompt_count"]
         assert row.token_ids[start:end] == answer["ids"]

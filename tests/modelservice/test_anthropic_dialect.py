@@ -22,6 +22,8 @@ from rock.errors import (
     UpstreamError,
 )
 from rock.modelservice.dialects.anthropic import AnthropicDialect
+from rock.modelservice.dialects.base import NO_HISTORY
+from rock.modelservice.dialects.counting import estimate_tokens
 from tests.modelservice.golden import answer, call, decoded, events, parsed, plain, reply
 
 DIALECT = AnthropicDialect()
@@ -452,13 +454,13 @@ def test_an_overflow_has_the_words_that_make_clients_compact() -> None:
     assert error["message"] == "prompt is too long: maximum context length is 10 tokens"
 
 
-def test_counting_tokens_takes_the_same_body_and_grows_with_it() -> None:
-    count = DIALECT.local_routes["/messages/count_tokens"]
+def test_counting_tokens_takes_the_same_body_and_an_estimate_grows_with_it() -> None:
+    route = DIALECT.count_routes["/messages/count_tokens"]
 
     def counted(**fields: Any) -> int:
         body = {**HELLO, **fields}
         del body["max_tokens"]
-        return json.loads(count(json.dumps(body).encode(), {}))["input_tokens"]
+        return estimate_tokens(route.parse(json.dumps(body).encode(), NO_HISTORY))
 
     few = counted()
     many = counted(messages=[{"role": "user", "content": "word " * 1000}])
@@ -466,9 +468,4 @@ def test_counting_tokens_takes_the_same_body_and_grows_with_it() -> None:
     assert 1 <= few < 50
     assert 1000 <= many < 2500
     assert 1000 <= image < 3000
-
-
-def test_the_counter_can_be_an_exact_one() -> None:
-    exact = AnthropicDialect(count=lambda request: len(request.messages))
-    body = json.dumps({**HELLO, "system": "s"}).encode()
-    assert exact.local_routes["/messages/count_tokens"](body, {}) == b'{"input_tokens":2}'
+    assert route.render(7) == b'{"input_tokens":7}'

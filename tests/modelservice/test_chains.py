@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from rock.modelservice import wire
 from rock.modelservice.service.service import ModelService, Session
 from tests.modelservice.fixtures import claim, complete, incoming, open_session, running, user
@@ -34,22 +36,30 @@ class Talk:
         kind: str | None = None,
         tools: bool = True,
         ids: bool = True,
+        anew: bool = False,
+        n: int = 1,
     ) -> dict[str, Any]:
         """Ask, answer, deliver; the answer as a client echoes it."""
-        body: dict[str, Any] = {"tools": TOOLS} if tools else {}
+        body: dict[str, Any] = {"n": n, "tools": TOOLS} if tools else {"n": n}
         call = await self.service.submit(
             self.session, replace(incoming(*messages, **body), kind=kind)
         )
         (lease,) = await claim(self.service)
         message = wire.AssistantMessage(content=say) if isinstance(say, str) else say
-        self.next_id += 2
-        choice = wire.Choice(
-            message,
-            token_ids=[self.next_id, self.next_id + 1] if ids else None,
-            logprobs=[-1.0, -1.0] if ids else None,
-        )
+        choices: list[wire.Choice] = []
+        for number in range(n):
+            self.next_id += 2
+            choices.append(
+                wire.Choice(
+                    replace_content(message, number),
+                    token_ids=[self.next_id, self.next_id + 1] if ids else None,
+                    logprobs=[-1.0, -1.0] if ids else None,
+                )
+            )
         before = list(lease.parent.token_ids or ()) if lease.parent else []
-        done = wire.Completion(lease.lease_id, [choice], prompt_token_ids=[*before, 7])
+        if anew and before:
+            before[-1] = 1  # the answer tokenised again, with another end
+        done = wire.Completion(lease.lease_id, choices, prompt_token_ids=[*before, 7])
         (result,) = await complete(self.service, done)
         assert result.error is None
         answer = await call.answer()
@@ -64,6 +74,12 @@ class Talk:
         """Class, branch, and how many sampled tokens the row owns."""
         rows = self.service.trajectory(self.session.id).rows
         return [(row.chain_class, row.branch, sum(row.mask)) for row in rows]
+
+
+def replace_content(message: wire.AssistantMessage, number: int) -> wire.AssistantMessage:
+    """Another text for each further choice."""
+    said = f"{message.content} {number}" if number else message.content
+    return msgspec.structs.replace(message, content=said)
 
 
 async def talk_with(service: ModelService) -> Talk:
@@ -164,6 +180,31 @@ async def test_a_chain_after_an_untrainable_answer_says_so(tmp_path: Path) -> No
         first = await talk.turn(user("hi"), ids=False)
         await talk.turn(user("hi"), first, user("go on"))
         assert talk.rows() == [("main", "after_untrainable", 2)]
+
+
+async def test_a_prompt_that_was_tokenised_anew_begins_a_chain_that_says_so(tmp_path: Path) -> None:
+    async with running(tmp_path) as service:
+        talk = await talk_with(service)
+        first = await talk.turn(user("hi"))
+        second = await talk.turn(user("hi"), first, user("on"), say="well", anew=True)
+        await talk.turn(user("hi"), first, user("on"), second, user("and on"))
+        assert talk.calls() == [("main", None), ("main", "retokenised"), ("main", None)]
+        assert talk.rows() == [("main", None, 2), ("main", "retokenised", 4)]
+        _, anew = service.trajectory(talk.session.id).rows
+        assert anew.token_ids[:4] == [7, 102, 1, 7]
+        assert anew.mask[:4] == [0, 0, 0, 0]
+
+
+async def test_every_choice_is_kept_and_further_ones_are_chains_that_say_so(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as service:
+        talk = await talk_with(service)
+        first = await talk.turn(user("hi"), n=3)
+        await talk.turn(user("hi"), {**first, "content": "ok 1"}, user("on"))
+        (asked, _) = service.trajectory(talk.session.id).calls
+        assert [choice.message.content for choice in asked.choices] == ["ok", "ok 1", "ok 2"]
+        assert talk.rows() == [("main", None, 2), ("main", "choice", 4), ("main", "choice", 2)]
 
 
 async def test_a_restart_finds_the_same_classes(tmp_path: Path) -> None:

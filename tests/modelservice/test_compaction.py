@@ -420,16 +420,18 @@ async def test_a_disk_without_room_for_a_compaction_stops_nothing(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["base-00000001.log", "journal-00000002.log"])
-async def test_a_sealed_file_that_is_cut_short_is_refused(tmp_path: Path, name: str) -> None:
+async def test_a_sealed_file_that_is_damaged_is_refused(tmp_path: Path, name: str) -> None:
     await _compacted_twice(tmp_path)
     if name.startswith("journal"):
         (tmp_path / "journal.log").rename(tmp_path / name)
-    content = (tmp_path / name).read_bytes()
-    (tmp_path / name).write_bytes(content[:-10])
-    with pytest.raises(JournalError, match=f"{name} is corrupt at byte"):
-        async with running(tmp_path):
-            pass
-    assert (tmp_path / name).read_bytes() == content[:-10]
+    whole = (tmp_path / name).read_bytes()
+    middle = len(whole) // 2
+    for content in (whole[:-10], whole[:middle] + b"\0" + whole[middle + 1 :]):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(JournalError, match=f"{name} is corrupt at byte"):
+            async with running(tmp_path):
+                pass
+        assert (tmp_path / name).read_bytes() == content
 
 
 async def test_a_damaged_archive_is_an_error_of_that_session_only(tmp_path: Path) -> None:
@@ -453,11 +455,11 @@ async def test_a_service_that_stops_ends_its_compaction(tmp_path: Path) -> None:
 # --- an older journal ---
 
 
-async def test_a_journal_of_schema_1_goes_on_under_schema_2(tmp_path: Path) -> None:
+async def test_a_journal_of_schema_1_goes_on_under_the_present_one(tmp_path: Path) -> None:
     shutil.copy(DATA / "journal-schema-1.log", tmp_path / "journal.log")
     async with running(tmp_path) as service:
         assert names(tmp_path) == ["journal-00000001.log", "journal.log"]
-        assert b'"schema":2' in (tmp_path / "journal.log").read_bytes()
+        assert b'"schema":3' in (tmp_path / "journal.log").read_bytes()
         session = service.authenticate(OLD_KEY)
         assert (session.id, session.labels) == (OLD, {"task": "old"})
         before = service.trajectory(OLD)
@@ -488,7 +490,7 @@ async def test_a_journal_of_schema_1_goes_on_under_schema_2(tmp_path: Path) -> N
 
 async def test_a_journal_of_a_later_schema_is_refused(tmp_path: Path) -> None:
     content = (DATA / "journal-schema-1.log").read_bytes()
-    (tmp_path / "journal.log").write_bytes(header(3, ORIGIN) + content[content.index(b"\n") + 1 :])
-    with pytest.raises(JournalError, match="schema 3, this version of rock reads up to 2"):
+    (tmp_path / "journal.log").write_bytes(header(4, ORIGIN) + content[content.index(b"\n") + 1 :])
+    with pytest.raises(JournalError, match="schema 4, this version of rock reads up to 3"):
         async with running(tmp_path):
             pass

@@ -114,6 +114,7 @@ async def test_a_body_may_come_byte_by_byte_or_in_chunks() -> None:
 @pytest.mark.parametrize(
     ("encoding", "packed"),
     [("gzip", gzip.compress(b"y" * 5000)), ("deflate", zlib.compress(b"y" * 5000))],
+    ids=["gzip", "deflate"],
 )
 async def test_compressed_bodies_are_unpacked(encoding: str, packed: bytes) -> None:
     async with served() as (reader, writer):
@@ -129,6 +130,7 @@ async def test_compressed_bodies_are_unpacked(encoding: str, packed: bytes) -> N
         (b"no gzip", "gzip", 400),
         (b"x", "br", 400),
     ],
+    ids=["too large", "cut", "not packed", "unknown"],
 )
 async def test_bad_compression_is_refused_and_the_connection_goes_on(
     packed: bytes, encoding: str, status: int

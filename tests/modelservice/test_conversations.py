@@ -15,10 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rock.modelservice import wire
+from rock.modelservice.service.completions import MIN_KEPT
 from rock.modelservice.service.service import ModelService, Session
 from tests.modelservice.fixtures import claim, complete, incoming, open_session, running, user
 
 History = list[dict[str, Any]]
+HEAD = [900] * MIN_KEPT
+"""What every prompt that is rendered anew begins with, long enough to be stored once."""
 
 
 class Agent:
@@ -77,7 +80,7 @@ class Worker:
             new = len(lease.request.messages) - parent.messages
             prompt = [*parent.token_ids, *range(1, new + 1)]
         else:
-            prompt = list(range(1, len(lease.request.messages) + 1))
+            prompt = [*HEAD, *range(1, len(lease.request.messages) + 1)]
         good = self.draw(st.integers(0, 5)) > 0
         ids = [self.fresh(self.draw(st.integers(1, 3))) for _ in range(lease.request.n)]
         text = st.sampled_from(["a", "b"])  # so that equal answers occur

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rock.modelservice.dialects import BY_ROUTE, LOCAL, auxiliary
+from rock.modelservice.dialects import BY_ROUTE, COUNTED, auxiliary
 from rock.modelservice.dialects.anthropic import request as anthropic_request
 from rock.modelservice.dialects.anthropic import tools as anthropic_tools
 from rock.modelservice.dialects.responses import items, tools
@@ -19,7 +19,7 @@ def rows(fate: str) -> str:
     return "\n".join(re.findall(rf"^\| .+ \| {fate}.*$", PAGE, re.MULTILINE))
 
 
-@pytest.mark.parametrize("route", [*BY_ROUTE, *LOCAL])
+@pytest.mark.parametrize("route", [*BY_ROUTE, *COUNTED])
 def test_every_path_is_listed(route: str) -> None:
     assert f"/v1{route}" in PAGE
 

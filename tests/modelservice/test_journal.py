@@ -16,7 +16,7 @@ import pytest
 from rock import process
 from rock.config import inherited_environment
 from rock.errors import JournalError
-from rock.modelservice.journal.journal import Journal
+from rock.modelservice.journal.journal import LOCK_NAME, Journal
 from rock.modelservice.journal.segments import FILE_NAME, frame
 from rock.modelservice.settings import SyncLevel
 
@@ -177,8 +177,27 @@ async def test_a_second_user_is_refused_while_the_first_one_lives(tmp_path: Path
     journal, _ = opened(tmp_path)
     with pytest.raises(JournalError, match=rf"another process \(pid {os.getpid()}\)"):
         opened(tmp_path)
+    (tmp_path / LOCK_NAME).unlink()  # as somebody does who thinks that it is stale
+    with pytest.raises(JournalError, match=r"another process \(pid unknown\)"):
+        opened(tmp_path)
+    await journal.append(b"goes on")
     await journal.close()
-    assert await reread(tmp_path) == []
+    assert await reread(tmp_path) == [b"goes on"]
+
+
+async def test_a_file_that_cannot_be_begun_after_a_seal_loses_nothing(tmp_path: Path) -> None:
+    journal, _ = opened(tmp_path)
+    records = [b"%d" % number + b"x" * 1000 for number in range(20)]
+    await asyncio.gather(*map(journal.append, records))
+    with files_limited_to(10):  # the new file has no room for its first record
+        later = journal.append(b"later")
+        with pytest.raises(JournalError, match="cannot be written"):
+            await journal.seal()
+        with pytest.raises(JournalError, match="cannot be written"):
+            await later
+    await journal.close()
+    assert (tmp_path / FILE_NAME).stat().st_size <= 10
+    assert await reread(tmp_path) == records
 
 
 @pytest.mark.parametrize("folder", ["/proc/rock", "/dev/null/rock"])

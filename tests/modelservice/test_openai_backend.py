@@ -159,6 +159,16 @@ async def test_an_engine_that_cannot_be_reached_is_refused_at_the_start() -> Non
             pass
 
 
+async def test_an_engine_that_does_not_answer_is_refused_at_the_start() -> None:
+    async with fake_openai_server([error_reply(503, "loading", headers={"Retry-After": "9"})]) as s:
+        policy = OpenAIPolicy(
+            "m", base_url=s.url, api_key="k", tokens="required", probe_seconds=0.3
+        )
+        with pytest.raises(ConfigError, match=r"it gave no answer within 0\.3 s"):
+            async with policy:
+                pass
+
+
 async def test_an_engine_that_loses_tokens_when_it_streams_is_asked_for_whole_answers(
     tmp_path: Path,
 ) -> None:

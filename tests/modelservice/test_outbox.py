@@ -3,7 +3,7 @@
 import pytest
 
 from rock.errors import LeaseLost, NotFound
-from rock.modelservice.engine.outbox import GroupLease, Outbox
+from rock.modelservice.engine.outbox import Freshness, GroupLease, Outbox
 
 
 def published(*group_ids: str) -> Outbox:
@@ -62,3 +62,66 @@ def test_an_acknowledged_group_never_comes_back() -> None:
 def test_an_unknown_group_has_no_status() -> None:
     with pytest.raises(NotFound, match="'nope'"):
         Outbox().status("nope")
+
+
+def aged(oldest: int, revision: int = 0) -> Freshness:
+    return Freshness(revision=revision, oldest_version=oldest, max_staleness=1)
+
+
+def test_a_group_too_old_for_the_policy_is_stale_and_not_handed_out() -> None:
+    outbox = Outbox()
+    for name, oldest in (("old", 3), ("young", 4)):
+        outbox.publish(name, name.encode(), aged(oldest))
+        outbox.offer(name)
+    lease = outbox.claim(now=0.0, lease_seconds=1.0, version=5)
+    assert lease is not None
+    assert lease.group == b"young"
+    assert outbox.status("old").state == "stale"
+    assert outbox.claim(now=0.0, lease_seconds=1.0, version=4) is None
+
+
+def test_a_new_policy_version_withdraws_what_waits_but_not_what_is_leased() -> None:
+    outbox = Outbox()
+    for name in ("taken", "waits"):
+        outbox.publish(name, name.encode(), aged(3))
+        outbox.offer(name)
+    assert take(outbox).group == b"taken"
+    outbox.withdraw_stale(5)
+    assert [outbox.status(name).state for name in ("taken", "waits")] == ["leased", "stale"]
+
+
+def test_a_later_revision_replaces_an_earlier_one_and_ends_its_lease() -> None:
+    outbox = Outbox()
+    outbox.publish("a", b"first", aged(1))
+    outbox.offer("a")
+    old = take(outbox)
+    outbox.publish("a", b"again", aged(1))
+    assert outbox.holder(old.lease_id) == "a"
+    outbox.publish("a", b"second", aged(4, revision=1))
+    outbox.offer("a", 0)
+    assert outbox.waiting == 0
+    outbox.offer("a", 1)
+    with pytest.raises(LeaseLost):
+        outbox.holder(old.lease_id)
+    new = take(outbox)
+    assert (new.group, new.delivery) == (b"second", 2)
+    assert outbox.expire(10.0) == 1
+    outbox.acknowledge("a", step=7)
+    assert not outbox.accepts("a", 2)
+    assert (outbox.status("a").step, outbox.status("a").revision) == (7, 1)
+
+
+def test_a_lease_can_be_renewed_and_released() -> None:
+    outbox = published("a", "b")
+    lease = take(outbox)
+    outbox.renew(lease.lease_id, now=9.0, lease_seconds=10.0)
+    assert outbox.expire(10.0) == 0
+    outbox.release(lease.lease_id)
+    again = take(outbox)
+    assert again.group == lease.group
+    outbox.acknowledge("a")
+    for over in (lease.lease_id, again.lease_id):
+        with pytest.raises(LeaseLost):
+            outbox.renew(over, now=0.0, lease_seconds=1.0)
+        with pytest.raises(LeaseLost):
+            outbox.release(over)

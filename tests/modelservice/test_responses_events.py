@@ -13,7 +13,7 @@ from rock.errors import (
     ServiceUnavailable,
     SessionClosed,
 )
-from rock.modelservice.dialects.base import StreamEncoder
+from rock.modelservice.dialects.base import NO_HISTORY, StreamEncoder
 from rock.modelservice.dialects.responses import ResponsesDialect
 from tests.modelservice.golden import answer, call, decoded, events, reply
 
@@ -188,7 +188,10 @@ def test_a_late_rate_limit_says_the_wait_in_its_text() -> None:
 
 
 def test_counting_tokens_takes_the_same_body() -> None:
-    count = DIALECT.local_routes["/responses/input_tokens"]
-    given = json.loads(count(json.dumps(HELLO).encode(), {}))
-    assert given["object"] == "response.input_tokens"
-    assert 1 <= given["input_tokens"] < 50
+    route = DIALECT.count_routes["/responses/input_tokens"]
+    request = route.parse(json.dumps(HELLO).encode(), NO_HISTORY)
+    assert [json.loads(bytes(message)) for message in request.messages] == [
+        {"role": "user", "content": "hi"}
+    ]
+    counted = json.loads(route.render(7))
+    assert counted == {"object": "response.input_tokens", "input_tokens": 7}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rock.modelservice.graph import tokens
-from rock.modelservice.graph.rows import CallTokens, Sample, build_rows, new_after
+from rock.modelservice.graph.rows import CallTokens, Sample, build_rows, kept_of, new_after
 from rock.types import CallId
 
 
@@ -19,6 +19,14 @@ def call(
     choice: int = 0,
 ) -> CallTokens:
     return CallTokens(CallId(name), 1, samples, tokens.pack_ids(prompt), parent, choice)
+
+
+def kept_call(
+    name: str, prompt: list[int], *samples: Sample, parent: CallTokens, kept: int
+) -> CallTokens:
+    """A call whose prompt begins with the first `kept` tokens of its parent's sequence."""
+    packed = tokens.pack_ids(prompt)
+    return CallTokens(CallId(name), 1, samples, packed, parent, 0, kept=kept)
 
 
 def test_a_call_that_goes_on_extends_its_parents_row() -> None:
@@ -70,6 +78,27 @@ def test_the_new_part_of_a_prompt_is_what_follows_the_parents_sequence() -> None
     assert new_after(prompt, second, 0) == tokens.pack_ids([4, 5])
     assert new_after(tokens.pack_ids([1, 2, 99, 3, 11, 4]), second, 0) is None
     assert new_after(tokens.pack_ids([1, 2]), second, 0) is None
+
+
+def test_a_prompt_may_keep_only_the_beginning_of_its_parents_sequence() -> None:
+    """At any depth, and cut anywhere: in an answer, in a prompt, in the parent's parent's."""
+    first = call("a", [1, 2], sample(10, 11))
+    second = call("b", [3, 4], sample(12), parent=first)  # 1 2 10 11 3 4 12
+    whole = [1, 2, 10, 11, 3, 4, 12]
+    for kept in range(len(whole)):
+        forked = kept_call("c", [8, 9], sample(13), parent=second, kept=kept)
+        prompt = [*whole[:kept], 8, 9]
+        assert forked.prompt_ids() == tokens.pack_ids(prompt)
+        assert forked.prompt_count == len(prompt)
+        assert kept_of(tokens.pack_ids(prompt), second, 0) == kept
+        after = call("d", [5], sample(14), parent=forked)
+        assert after.sequence_ids(0) == tokens.pack_ids([*prompt, 13, 5, 14])
+        linear, row = build_rows([first, second, forked, after])
+        assert linear.token_ids == whole
+        assert row.token_ids == [*prompt, 13, 5, 14]
+        assert row.mask == [0] * len(prompt) + [1, 0, 1]
+        assert [span.start for span in row.spans] == [0, *(s.end for s in row.spans[:-1])]
+        assert row.spans[-1].end == len(row.token_ids)
 
 
 def test_no_calls_make_no_rows() -> None:

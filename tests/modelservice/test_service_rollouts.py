@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rock.errors import NotFound
 from rock.modelservice import wire
 from rock.modelservice.service.service import ModelService
 from rock.modelservice.wire import groups as wire_groups
+from rock.modelservice.wire.pulse import PulseRequest
 from rock.testing.clock import FakeClock
 from tests.modelservice.fixtures import running
 
@@ -77,3 +79,39 @@ async def test_a_restart_keeps_published_groups_and_forgets_consumed_ones(tmp_pa
         assert [one.group.group_id for one in await take(service)] == ["claimed", "pending"]
         assert service.group_status("consumed").state == "acknowledged"
         assert not (await service.publish_group(group("consumed"))).accepted
+
+
+async def test_a_revision_and_the_step_that_consumed_it_survive_restart_and_compaction(
+    tmp_path: Path,
+) -> None:
+    later = msgspec.structs.replace(group("g", reward=0.5), revision=1)
+    async with running(tmp_path) as service:
+        await service.publish_group(group("g"))
+        assert (await service.publish_group(later)).accepted
+        assert not (await service.publish_group(group("g"))).accepted
+        await service.publish_group(group("other"))
+    async with running(tmp_path) as service:
+        first, _ = await take(service)
+        assert first.group == later
+        await service.ack_groups(wire_groups.RolloutAckRequest([first.lease_id], step=12))
+        await service.compact()
+    async with running(tmp_path) as service:
+        assert service.group_status("g").step == 12
+        assert [one.group.group_id for one in await take(service)] == ["other"]
+
+
+async def test_one_pulse_tells_of_sessions_groups_and_policy(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with running(tmp_path, clock) as service:
+        opened = await service.create_session(wire.SessionSpec())
+        aged = msgspec.structs.replace(group("g"), oldest_version=1, max_staleness=0)
+        await service.publish_group(aged)
+        await service.policy(wire.PolicyUpdate(version=2))
+        request = PulseRequest(session_ids=[opened.session_id, "gone"], group_ids=["g", "nope"])
+        reply = await service.pulse(request)
+        assert reply.policy.version == 2
+        assert [one.session_id for one in reply.sessions] == [opened.session_id]
+        assert reply.sessions[0].last_call_age_seconds is None
+        assert [(one.group_id, one.state) for one in reply.groups] == [("g", "stale")]
+        await service.close_session(opened.session_id)
+        assert (await service.pulse(request)).sessions == []

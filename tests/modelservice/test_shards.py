@@ -215,6 +215,76 @@ async def test_a_killed_shard_comes_back_with_its_calls_and_refuses_nobody(tmp_p
         assert (await admin.session(hit.session_id)).calls == 2
 
 
+async def test_a_shard_that_hangs_holds_up_neither_claims_nor_renewals(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        fleet = await stack.enter_async_context(ServiceFleet(tmp_path, shards=2))
+        admin = await stack.enter_async_context(admin_of(fleet))
+        trainer = await stack.enter_async_context(trainer_of(fleet))
+        well, hung = await sessions_on(admin, [1, 1])
+        async with asking([well, hung], trainer):
+            [first, second] = (await trainer.claim("w", max_leases=2)).leases
+            pid = fleet.shards[1].pid
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                again = asyncio.create_task(ask(well, "more"))
+                async with asyncio.timeout(20):
+                    found = (await trainer.claim("w", max_leases=2, wait_seconds=10)).leases
+                    assert [lease.session_id for lease in found] == [well.session_id]
+                    results = await trainer.renew(
+                        [first.lease_id, second.lease_id], lease_seconds=3.0
+                    )
+                codes = {one.lease_id: one.error and one.error.code for one in results}
+                here, there = sorted(
+                    (first, second), key=lambda lease: lease.session_id == hung.session_id
+                )
+                assert codes == {here.lease_id: None, there.lease_id: "service_unavailable"}
+                await trainer.complete(answers(found))
+                assert await again == "done"
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            results = await trainer.complete(answers([first, second]))
+            assert [result.error for result in results] == [None, None]
+
+
+async def test_a_shard_that_is_gone_costs_only_its_own_items(tmp_path: Path) -> None:
+    async with (
+        running_service(tmp_path / "shard", shard=0) as service,
+        TrainerShards(
+            [service.control_url, "http://127.0.0.1:1"], service.keys.trainer_key, retry_seconds=0.1
+        ) as trainer,
+        AdminShards(
+            [service.control_url, "http://127.0.0.1:1"], service.keys.admin_key, retry_seconds=0.1
+        ) as admin,
+    ):
+        sessions = [await admin.create_session() for _ in range(4)]  # where there is room
+        asked = [asyncio.create_task(ask(session)) for session in sessions]
+        found: list[Lease] = []
+        async with asyncio.timeout(20):
+            while len(found) < 4:
+                found += (await trainer.claim("w", max_leases=8, wait_seconds=2)).leases
+        elsewhere = Completion(lease_id="s1-x.0.1-1", choices=answers(found)[0].choices)
+        results = await trainer.complete([elsewhere, *answers(found)])
+        assert [one.error and one.error.code for one in results] == [
+            "service_unavailable",
+            *[None] * 4,
+        ]
+        assert await asyncio.gather(*asked) == ["done"] * 4
+        assert (await trainer.cancelled("w", wait_seconds=0)).lease_ids == []
+        with pytest.raises(ServiceUnavailable):
+            await trainer.complete([elsewhere])
+        with pytest.raises(ServiceUnavailable):
+            await trainer.stats()
+
+
+async def test_when_all_shards_are_gone_a_claim_says_so(tmp_path: Path) -> None:
+    urls = ["http://127.0.0.1:1", "http://127.0.0.1:2"]
+    async with TrainerShards(urls, "key", retry_seconds=0.1) as trainer, asyncio.timeout(10):
+        with pytest.raises(ServiceUnavailable, match="does not answer"):
+            await trainer.claim("w", wait_seconds=60)
+        with pytest.raises(ServiceUnavailable, match="does not answer"):
+            await trainer.cancelled("w", wait_seconds=60)
+
+
 def is_back(fleet: ServiceFleet, old_pid: int) -> bool:
     try:
         return fleet.shards[1].pid != old_pid

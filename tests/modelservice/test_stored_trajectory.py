@@ -11,7 +11,7 @@ import pytest
 from msgspec import Raw
 
 from rock.modelservice import wire
-from rock.modelservice.wire.stored import decode, encode
+from rock.modelservice.graph.stored import decode, encode
 from tests.modelservice.fixtures import claim, complete, incoming, open_session, running, user
 
 TOOLS = [{"type": "function", "function": {"name": "bash"}}]
@@ -29,6 +29,22 @@ def call(number: int, *messages: Any, tools: bool = False, **more: Any) -> wire.
         choices=[wire.Choice(wire.AssistantMessage(content=f"a{number}"), token_ids=[number])],
         **more,
     )
+
+
+ROW = {"chain": "c/0", "token_ids": [1], "mask": [1], "logprobs": [-1.0], "spans": []}
+
+
+def test_rows_that_say_something_of_their_beginning_are_stored_whole() -> None:
+    """A log-probability where nothing was sampled is wrong, and must be found by whoever checks."""
+    ids = list(range(40))
+    first = wire.TokenRow("c/0", ids, [0] * 40, [0.0] * 40, [])
+    wrong = wire.TokenRow("d/0", ids, [0] * 40, [0.0, -0.5] + [0.0] * 38, [])
+    short = wire.TokenRow("e/0", ids, [0] * 20, [0.0] * 30, [])
+    huge = wire.TokenRow("f/0", [2**40, *ids], [0] * 41, [0.0] * 41, [])
+    before = wire.Trajectory(session_id="s", labels={}, calls=[], rows=[first, wrong, short, huge])
+    assert decode(encode(before)) == before
+    assert b"-0.5" in encode(before)
+    assert b"begins_as" not in encode(before).split(b'"e/0"')[0]
 
 
 def _raw(value: Any) -> Raw:
@@ -71,6 +87,8 @@ def test_a_trajectory_that_holds_its_requests_whole_can_be_read() -> None:
 @pytest.mark.parametrize(
     ("where", "value", "named"),
     [
+        ("rows", [{**ROW, "begins_as": {"row": 0, "tokens": 1}}], r"\$.rows\[0\]"),
+        ("rows", [ROW, {**ROW, "begins_as": {"row": 0, "tokens": 2}}], r"\$.rows\[1\]"),
         ("nodes", [[0, 0]], r"\$.nodes\[0\]"),
         ("nodes", [[-1, 7]], r"\$.nodes\[0\]"),
         ("nodes", [[-2, 0]], r"\$.nodes\[0\]"),
@@ -83,6 +101,50 @@ def test_numbers_that_name_nothing_are_refused(where: str, value: Any, named: st
     fields[where] = value
     with pytest.raises(msgspec.ValidationError, match=named):
         decode(json.dumps(fields).encode())
+
+
+async def grown(folder: Path, turns: int, *, anew: bool) -> tuple[int, wire.Trajectory]:
+    """Bytes of the journal, and the trajectory, of a session whose worker goes on from exact tokens, or
+    tokenises each last answer anew."""
+    async with running(folder) as service:
+        session = await open_session(service)
+        history: list[dict[str, Any]] = []
+        prompt: list[int] = []
+        for turn in range(turns):
+            history.append(dict(user(f"turn {turn}")))
+            prompt += [1000 + turn] * 50
+            asked = await service.submit(session, incoming(*history))
+            (lease,) = await claim(service)
+            said = wire.Choice(
+                wire.AssistantMessage(content=f"answer {turn}"),
+                token_ids=[7, 9],
+                logprobs=[-1.0] * 2,
+            )
+            await complete(
+                service, wire.Completion(lease.lease_id, [said], prompt_token_ids=list(prompt))
+            )
+            await asked.answer()
+            service.sent(asked)
+            history.append({"role": "assistant", "content": f"answer {turn}"})
+            prompt += [7, 8 if anew else 9]
+        trajectory = service.trajectory(session.id)
+    async with running(folder) as service:
+        assert service.trajectory(session.id) == trajectory
+    return (folder / "journal.log").stat().st_size, trajectory
+
+
+async def test_prompts_that_are_tokenised_anew_are_stored_from_where_they_part(
+    tmp_path: Path,
+) -> None:
+    exact, linear = await grown(tmp_path / "exact", 60, anew=False)
+    anew, forked = await grown(tmp_path / "anew", 60, anew=True)
+    assert (len(linear.rows), len(forked.rows)) == (1, 60)
+    assert {row.branch for row in forked.rows} == {None, "retokenised"}
+    assert anew < 1.5 * exact
+    assert decode(encode(forked)) == forked
+    assert all(len(row.spans) > 3 for row in forked.rows[3:])
+    # 60 rows of up to 3,000 tokens: written out, some 60 times what is new.
+    assert len(encode(forked)) < 3 * len(encode(linear))
 
 
 async def test_a_session_that_grows_is_stored_in_what_is_new(tmp_path: Path) -> None:

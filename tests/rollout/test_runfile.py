@@ -77,8 +77,11 @@ def test_a_format_name_is_not_taken_for_a_path(tmp_path: Path) -> None:
         ({"episodes_per_task": 0}, r"episodes_per_task: .*\(given: 0\)"),
         ({"concurrency": "many"}, r"concurrency: .*integer"),
         ({"provider": "podman"}, r"provider: .*'podman'"),
-        ({"model": "gpt"}, r"model: expected 'queue'.*got 'gpt'"),
-        ({"model": "litellm:"}, r"model: expected 'queue'.*got 'litellm:'"),
+        (
+            {"model": "gpt"},
+            r"model: 'gpt' would be a name in service.backends_file.*expected 'queue'",
+        ),
+        ({"model": "litellm:"}, r"model: .*expected 'queue'.*\(given: 'litellm:'\)"),
         ({"infra": {"max_failed_fraction": 2}}, r"infra\.max_failed_fraction"),
         ({"sampling": {"temperature": -1}}, r"sampling\.temperature"),
         ({"limits": {"memory_bytes": 1}}, r"limits\.memory_bytes"),

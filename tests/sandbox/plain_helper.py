@@ -13,7 +13,7 @@ from rock import process
 from rock.errors import SandboxDied
 from rock.sandbox.channel import Channel, connect_to_path
 from rock.sandbox.execution import Executed
-from rock.sandbox.frames import Ended, ExecFlag, ExecRequest, FrameType, parse_result
+from rock.sandbox.frames import NO_FLAGS, Ended, ExecFlag, ExecRequest, FrameType, parse_result
 from rock.sandbox.helper import helper_path
 
 PATH = b"/usr/local/bin:/usr/bin:/bin"
@@ -39,7 +39,7 @@ class Helper:
             cwd=str(self.socket.parent).encode(),
             user=b"",
             timeout_ms=timeout_ms,
-            flags=ExecFlag.STDIN if stdin else ExecFlag(0),
+            flags=ExecFlag.STDIN if stdin else NO_FLAGS,
             limits=limits,
         )
         return await self.channel.exec(request, stdin=stdin, kept_bytes=1 << 20)

@@ -12,6 +12,7 @@ import msgspec
 
 from rock.errors import ConfigError, RockError
 from rock.modelservice.engine.book import Book
+from rock.modelservice.graph import stored
 from rock.modelservice.journal import records, segments
 from rock.modelservice.policies.recording import Recording
 from rock.modelservice.service import export
@@ -51,7 +52,7 @@ def _of_file(path: Path) -> Iterator[Trajectory]:
         data = path.read_bytes()
         for text in data.splitlines() if path.suffix == ".jsonl" else [data]:
             if text.strip():
-                yield msgspec.json.decode(text, type=Trajectory)
+                yield stored.decode(text)
     except (OSError, msgspec.DecodeError) as exc:
         raise ConfigError(f"{path}: expected a trajectory: {exc}") from exc
 

@@ -123,6 +123,8 @@ class SyncTrainerClient(Blocking[TrainerClient]):
     stats = Waiting(TrainerClient.stats)
     claim_rollouts = Waiting(TrainerClient.claim_rollouts)
     ack_rollouts = Waiting(TrainerClient.ack_rollouts)
+    renew_rollouts = Waiting(TrainerClient.renew_rollouts)
+    release_rollouts = Waiting(TrainerClient.release_rollouts)
 
 
 class SyncAdminClient(Blocking[AdminClient]):
@@ -140,4 +142,5 @@ class SyncAdminClient(Blocking[AdminClient]):
     remove_interceptor = Waiting(AdminClient.remove_interceptor)
     publish_group = Waiting(AdminClient.publish_group)
     group_status = Waiting(AdminClient.group_status)
+    pulse = Waiting(AdminClient.pulse)
     health = Waiting(AdminClient.health)

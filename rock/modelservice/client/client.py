@@ -12,6 +12,7 @@ session may be created twice; the unused one expires.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -20,20 +21,23 @@ from urllib.parse import quote
 import aiohttp
 import msgspec
 import tenacity
-from msgspec import Struct
+from msgspec import Struct, structs
 from msgspec.structs import replace
 from yarl import URL
 
 from rock.errors import (
     BadRequest,
+    ConfigError,
     JournalError,
     ModelServiceError,
     NotFound,
     ServiceUnavailable,
     error_for,
+    shown,
 )
 from rock.modelservice import wire
 from rock.modelservice.graph import deltas
+from rock.modelservice.graph.stored import StoredTrajectory, whole
 from rock.modelservice.wire import groups as wire_groups
 from rock.modelservice.wire.interceptors import (
     Interceptor,
@@ -48,7 +52,7 @@ from rock.modelservice.wire.partial import (
     PartialReply,
     PartialRequest,
 )
-from rock.modelservice.wire.stored import StoredTrajectory, whole
+from rock.modelservice.wire.pulse import PulseReply, PulseRequest
 
 T = TypeVar("T")
 MAX_PIECE_BYTES = 1 << 18
@@ -62,8 +66,9 @@ class ControlClient:
     """One connection pool to one control plane. Use as `async with`."""
 
     def __init__(self, url: str, key: str, *, retry_seconds: float = 30.0) -> None:
-        self._url = url.rstrip("/")
-        self._headers = {"Authorization": f"Bearer {key}"}
+        """Raises `ConfigError` for what is no address, or no key."""
+        self._url = _checked_url(url)
+        self._headers = {"Authorization": f"Bearer {_checked_key(key)}"}
         self._retry_seconds = retry_seconds
         self._http: aiohttp.ClientSession | None = None
 
@@ -104,7 +109,7 @@ class ControlClient:
         wait_seconds: float = 0.0,
     ) -> T:
         """One request, its reply decoded as `reply`. The bound is `wait_seconds` and half a minute."""
-        data = None if body is None else msgspec.json.encode(body)
+        data = None if body is None else _encode(body)
         bound = aiohttp.ClientTimeout(total=wait_seconds + 30.0, connect=10.0)
         async for attempt in tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type((*_BROKEN, *_AWAY)),
@@ -139,13 +144,62 @@ class ControlClient:
             return response.status, await response.read()
 
 
+def _checked_url(url: str) -> str:
+    try:
+        parts = URL(url)
+    except ValueError as exc:
+        raise ConfigError(f"url: expected http://HOST:PORT, got {shown(url)}: {exc}") from exc
+    if parts.scheme not in ("http", "https") or not parts.host:
+        raise ConfigError(f"url: expected http://HOST:PORT, got {shown(url)}")
+    return url.rstrip("/")
+
+
+def _checked_key(key: str) -> str:
+    if not key:
+        raise ConfigError("key: expected one of the service's keys.json, got an empty string")
+    if not key.isprintable():  # not shown: it may be a good key with a stray newline
+        raise ConfigError("key: expected printable text; is there a newline in it?")
+    return key
+
+
+def _encode(body: Struct) -> bytes:
+    """Raises `BadRequest` for what no JSON can hold."""
+    try:
+        return msgspec.json.encode(body)
+    except UnicodeEncodeError as exc:
+        raise BadRequest(f"text that is not valid Unicode: {exc.reason}") from exc
+    except (TypeError, ValueError, OverflowError) as exc:
+        raise BadRequest(f"{type(body).__name__}: cannot be sent as JSON: {exc}") from exc
+
+
+def _named(id: str) -> str:
+    """An id in a path. Raises `BadRequest`."""
+    try:
+        return quote(id, safe="")
+    except UnicodeEncodeError as exc:
+        raise BadRequest(f"id: text that is not valid Unicode: {exc.reason}") from exc
+    except TypeError as exc:
+        raise BadRequest(f"id: expected a string, got {type(id).__name__}") from exc
+
+
+def _check_finite(spec: wire.SessionSpec) -> None:
+    """JSON has no NaN and no infinity: they would arrive as null, which is no bound at all."""
+    for name, values in (("limits", spec.limits), ("pins", spec.pins)):
+        for field, value in structs.asdict(values).items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise BadRequest(f"{name}.{field}: expected a finite number, got {value}")
+
+
 def _decode(status: int, raw: bytes, reply: type[T]) -> T:
     """The reply, or the error it stands for."""
     if status < 400:
-        return msgspec.json.decode(raw, type=reply)
+        try:
+            return msgspec.json.decode(raw, type=reply)
+        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+            raise ModelServiceError(f"this is no reply of a ModelService: {exc}") from exc
     try:
         error = msgspec.json.decode(raw, type=wire.ErrorReply).error
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         raise ModelServiceError(f"HTTP {status} without an error body: {raw[:200]!r}") from None
     raise error_for(error.code, error.message, param=error.param)
 
@@ -291,13 +345,18 @@ class TrainerClient(ControlClient):
         max_groups: int = 1,
         lease_seconds: float = 300.0,
         wait_seconds: float = 20.0,
+        policy_version: int | None = None,
     ) -> list[wire_groups.ClaimedGroup]:
-        """Complete groups of episodes; those not acknowledged in time are handed out again."""
+        """Finished groups of episodes, none too old for `policy_version` (null: the service's).
+
+        Those not acknowledged in time are handed out again; `renew_rollouts` prolongs.
+        """
         body = wire_groups.RolloutClaimRequest(
             worker_id=worker_id,
             max_groups=max_groups,
             lease_seconds=lease_seconds,
             wait_seconds=wait_seconds,
+            policy_version=policy_version,
         )
         path = "/trainer/v1/rollouts/claim"
         reply = await self._call(
@@ -305,9 +364,29 @@ class TrainerClient(ControlClient):
         )
         return reply.groups
 
-    async def ack_rollouts(self, lease_ids: Sequence[str]) -> list[wire.ItemResult]:
-        body = wire_groups.RolloutAckRequest(lease_ids=list(lease_ids))
+    async def ack_rollouts(
+        self, lease_ids: Sequence[str], *, step: int | None = None
+    ) -> list[wire.ItemResult]:
+        """The groups are consumed, in training step `step`. An item with `lease_lost` was handed out
+        again, or a later revision of it was published. Saying it twice is harmless."""
+        body = wire_groups.RolloutAckRequest(lease_ids=list(lease_ids), step=step)
         path = "/trainer/v1/rollouts/ack"
+        return (await self._call("POST", path, wire.BatchReply, body)).results
+
+    async def renew_rollouts(
+        self, lease_ids: Sequence[str], *, lease_seconds: float = 300.0
+    ) -> list[wire.ItemResult]:
+        """Keep groups for longer."""
+        body = wire_groups.RolloutRenewRequest(
+            lease_ids=list(lease_ids), lease_seconds=lease_seconds
+        )
+        path = "/trainer/v1/rollouts/renew"
+        return (await self._call("POST", path, wire.BatchReply, body)).results
+
+    async def release_rollouts(self, lease_ids: Sequence[str]) -> list[wire.ItemResult]:
+        """Give groups back unconsumed; they are handed out again first."""
+        body = wire_groups.RolloutReleaseRequest(lease_ids=list(lease_ids))
+        path = "/trainer/v1/rollouts/release"
         return (await self._call("POST", path, wire.BatchReply, body)).results
 
 
@@ -316,22 +395,21 @@ class AdminClient(ControlClient):
 
     async def create_session(self, spec: wire.SessionSpec | None = None) -> wire.SessionCreated:
         body = spec or wire.SessionSpec()
+        _check_finite(body)
         return await self._call("POST", "/admin/v1/sessions", wire.SessionCreated, body)
 
     async def close_session(
         self, session_id: str, reason: wire.CloseReason = "finished"
     ) -> wire.SessionInfo:
         """Idempotent; what is still waiting in the session ends with `session_closed`."""
-        path = f"/admin/v1/sessions/{quote(session_id, safe='')}/close"
+        path = f"/admin/v1/sessions/{_named(session_id)}/close"
         return await self._call("POST", path, wire.SessionInfo, wire.SessionClose(reason=reason))
 
     async def session(self, session_id: str) -> wire.SessionInfo:
-        return await self._call(
-            "GET", f"/admin/v1/sessions/{quote(session_id, safe='')}", wire.SessionInfo
-        )
+        return await self._call("GET", f"/admin/v1/sessions/{_named(session_id)}", wire.SessionInfo)
 
     async def trajectory(self, session_id: str) -> wire.Trajectory:
-        path = f"/admin/v1/sessions/{quote(session_id, safe='')}/trajectory"
+        path = f"/admin/v1/sessions/{_named(session_id)}/trajectory"
         return whole(await self._call("GET", path, StoredTrajectory, wait_seconds=60.0))
 
     async def interceptors(self) -> InterceptorList:
@@ -339,21 +417,26 @@ class AdminClient(ControlClient):
 
     async def set_interceptor(self, name: str, spec: Interceptor) -> InterceptorStatus:
         """Add one, or change the one of that name; it holds from the next request on."""
-        path = f"/admin/v1/interceptors/{quote(name, safe='')}"
+        path = f"/admin/v1/interceptors/{_named(name)}"
         return await self._call("PUT", path, InterceptorStatus, spec)
 
     async def remove_interceptor(self, name: str) -> InterceptorRemoved:
-        path = f"/admin/v1/interceptors/{quote(name, safe='')}"
+        path = f"/admin/v1/interceptors/{_named(name)}"
         return await self._call("DELETE", path, InterceptorRemoved)
 
     async def publish_group(self, group: wire_groups.Group) -> wire_groups.PublishReply:
-        """Idempotent by `group_id`."""
+        """Idempotent by `group_id` and `revision`."""
         return await self._call("POST", "/admin/v1/groups", wire_groups.PublishReply, group)
 
     async def group_status(self, group_id: str) -> wire_groups.GroupStatus:
         return await self._call(
-            "GET", f"/admin/v1/groups/{quote(group_id, safe='')}", wire_groups.GroupStatus
+            "GET", f"/admin/v1/groups/{_named(group_id)}", wire_groups.GroupStatus
         )
+
+    async def pulse(self, session_ids: Sequence[str], group_ids: Sequence[str]) -> PulseReply:
+        """Signs of life of these sessions, what became of these groups, and the policy."""
+        body = PulseRequest(session_ids=list(session_ids), group_ids=list(group_ids))
+        return await self._call("POST", "/admin/v1/pulse", PulseReply, body)
 
     async def health(self) -> wire.Health:
         return await self._call("GET", "/admin/v1/health", wire.Health)

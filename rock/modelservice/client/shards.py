@@ -6,120 +6,39 @@
 Given one URL they ask it for the others (same host, other ports), so a service of one process is
 used through them like any other. Claims are fair: every shard has an equal part of the room in every
 claim, what one leaves is offered to the others, and no lease is taken that there is no room for. A
-shard that is being started again holds nobody up; its calls come when it is back.
+shard that is started again, hangs or is gone holds nobody up: claims go on without it until it is back,
+its items of a batch have the error `service_unavailable` each, and only when all shards are away is that
+an error of the call. What concerns all shards (policy, stats, health) needs them all.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
-from types import TracebackType
-from typing import Generic, Self, TypeVar
+from collections.abc import Callable, Sequence
 
-from yarl import URL
-
-from rock.errors import ServiceUnavailable
+from rock.errors import RockError, ServiceUnavailable
 from rock.modelservice import wire
 from rock.modelservice.client.client import AdminClient, ControlClient, TrainerClient
+from rock.modelservice.client.fanout import AWAY, Shards
 from rock.modelservice.graph import deltas
-from rock.modelservice.sharding import one_policy, one_stats, shard_of, shares, split
+from rock.modelservice.sharding import one_policy, one_stats, shares, split
 from rock.modelservice.wire import groups as wire_groups
 from rock.modelservice.wire import interceptors as wire_interceptors
 from rock.modelservice.wire.partial import CancelledReply, Partial, PartialReply
+from rock.modelservice.wire.pulse import PulseReply
 
-C = TypeVar("C", bound=ControlClient)
-T = TypeVar("T")
-R = TypeVar("R")
+log = logging.getLogger(__name__)
+
 
 SLOW_SECONDS = 1.0
 """A claim goes on without a shard that has not answered after this; its leases come with the next."""
 READY_SECONDS = 20.0
+REST_SECONDS = 1.0
+"""A shard that could not be reached is not asked for calls before this."""
 GROUPS = 0
 """The shard that keeps the finished groups of all."""
-
-
-class Shards(Generic[C]):
-    """One client per shard. Use as `async with`."""
-
-    def __init__(
-        self, urls: str | Sequence[str], connect: Callable[[str], C], *, first: ControlClient
-    ) -> None:
-        self._urls = [urls] if isinstance(urls, str) else list(urls)
-        if not self._urls:
-            raise ValueError("urls: expected at least one")
-        self._connect = connect
-        self._first = first
-        self._clients: list[C] = []
-        self._stack = AsyncExitStack()
-
-    async def __aenter__(self) -> Self:
-        try:
-            if len(self._urls) == 1:
-                async with self._first:
-                    self._urls = _neighbours(self._urls[0], await self._first.shards())
-            for url in self._urls:
-                client = self._connect(url)
-                self._clients.append(await self._stack.enter_async_context(client))
-        except BaseException:
-            await self.close()
-            raise
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Idempotent."""
-        await self._stack.aclose()
-        self._clients = []
-
-    @property
-    def urls(self) -> list[str]:
-        """Control planes, by shard."""
-        return list(self._urls)
-
-    def _of(self, id: str) -> C:
-        """The client of an id's shard. Raises `NotFound`."""
-        self._check_open()
-        return self._clients[shard_of(id, len(self._clients))]
-
-    def _check_open(self) -> None:
-        if not self._clients:
-            raise ServiceUnavailable("the client is closed; use it inside `async with`")
-
-    async def _each(self, ask: Callable[[C], Awaitable[R]]) -> list[R]:
-        """What every shard says, in order. The first error is raised once all have answered."""
-        self._check_open()
-        results = await asyncio.gather(*map(ask, self._clients), return_exceptions=True)
-        return [_or_raise(result) for result in results]
-
-    async def _batch(
-        self,
-        items: Sequence[T],
-        id_of: Callable[[T], str],
-        send: Callable[[C, list[T]], Awaitable[Sequence[R]]],
-    ) -> list[R]:
-        """Send every item to its shard; the results in the items' order."""
-        self._check_open()
-        parts = split(items, id_of, len(self._clients))
-        answers = await asyncio.gather(
-            *(
-                send(self._clients[shard], [items[place] for place in places])
-                for shard, places in parts.items()
-            ),
-            return_exceptions=True,
-        )
-        results: dict[int, R] = {}
-        for places, answer in zip(parts.values(), answers, strict=True):
-            results.update(zip(places, _or_raise(answer), strict=True))
-        return [results[place] for place in range(len(items))]
 
 
 class TrainerShards(Shards[TrainerClient]):
@@ -145,6 +64,10 @@ class TrainerShards(Shards[TrainerClient]):
         """By shard: claims that have not answered."""
         self._ready: dict[int, asyncio.Task[wire.ClaimReply]] = {}
         """By shard: waits until a call can be claimed there. They take nothing."""
+        self._away: dict[int, RockError] = {}
+        """Shards that could not be reached when they were asked last, and why."""
+        self._rests: dict[int, float] = {}
+        """Until when those are left alone, on the loop's clock."""
         self._cursors: dict[tuple[str, int], int] = {}
         self._told = 0
 
@@ -187,7 +110,11 @@ class TrainerShards(Shards[TrainerClient]):
         while True:
             reply = await self._sweep(max_leases, claim_of)
             left = end - asyncio.get_running_loop().time()
-            if reply.leases or left <= 0:
+            if reply.leases:
+                return reply
+            if len(self._away) == len(self._clients):
+                raise next(iter(self._away.values()))
+            if left <= 0:
                 return reply
             await self._until_ready(left, claim_of)
 
@@ -198,6 +125,7 @@ class TrainerShards(Shards[TrainerClient]):
         from those that gave all they were asked for."""
         count = len(self._clients)
         order = [(self._turn + step) % count for step in range(count)]
+        order = [shard for shard in order if not self._resting(shard)]
         self._turn = (self._turn + 1) % count
         leases: list[wire.Lease] = []
         states: list[wire.PolicyState] = []
@@ -207,10 +135,13 @@ class TrainerShards(Shards[TrainerClient]):
             for shard, part in parts.items():
                 if shard not in self._claims:
                     self._claims[shard] = claim_of(shard, part, 0.0)
-            await asyncio.wait(self._claims.values(), timeout=SLOW_SECONDS)
+            # One that was slow before has had its time.
+            await asyncio.wait([self._claims[shard] for shard in parts], timeout=SLOW_SECONDS)
             more: list[int] = []
             for shard in [shard for shard, task in self._claims.items() if task.done()]:
-                reply = self._claims.pop(shard).result()
+                reply = self._answer(shard, self._claims.pop(shard))
+                if reply is None:
+                    continue
                 states.append(reply.policy_state)
                 leases += reply.leases
                 room -= len(reply.leases)
@@ -228,12 +159,35 @@ class TrainerShards(Shards[TrainerClient]):
     ) -> None:
         """Wait until some shard has a call to claim, or a late claim has come."""
         for shard in range(len(self._clients)):
-            if shard not in self._ready and shard not in self._claims:
+            busy = shard in self._ready or shard in self._claims
+            if not busy and not self._resting(shard):
                 self._ready[shard] = claim_of(shard, 0, READY_SECONDS)
         tasks = {*self._ready.values(), *self._claims.values()}
+        if self._rests:
+            seconds = min(seconds, REST_SECONDS)
+        if not tasks:
+            await asyncio.sleep(seconds)
+            return
         done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         for shard in [shard for shard, task in self._ready.items() if task in done]:
-            self._ready.pop(shard).result()
+            self._answer(shard, self._ready.pop(shard))
+
+    def _answer(self, shard: int, task: asyncio.Task[wire.ClaimReply]) -> wire.ClaimReply | None:
+        """What a shard said to a claim; None if it is away. Raises what it refused the claim with."""
+        try:
+            reply = task.result()
+        except AWAY as exc:
+            if shard not in self._away:
+                log.warning("claims go on without shard %d: %s", shard, exc.message)
+            self._away[shard] = exc
+            self._rests[shard] = asyncio.get_running_loop().time() + REST_SECONDS
+            return None
+        self._away.pop(shard, None)
+        self._rests.pop(shard, None)
+        return reply
+
+    def _resting(self, shard: int) -> bool:
+        return self._rests.get(shard, 0.0) > asyncio.get_running_loop().time()
 
     async def leases(self, lease_ids: Sequence[str]) -> list[wire.Lease]:
         self._check_open()
@@ -286,18 +240,31 @@ class TrainerShards(Shards[TrainerClient]):
             for shard in shards
         }
         lease_ids: list[str] = []
+        end = asyncio.get_running_loop().time() + wait_seconds + SLOW_SECONDS
+        away: list[RockError] = []
         try:
             waiting = set(asked)
             while waiting and not lease_ids:
-                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                left = max(0.0, end - asyncio.get_running_loop().time())
+                done, waiting = await asyncio.wait(
+                    waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done:
+                    break
                 for task in done:
-                    reply = task.result()
+                    try:
+                        reply = task.result()
+                    except AWAY as exc:
+                        away.append(exc)
+                        continue
                     self._cursors[worker_id, asked[task]] = reply.cursor
                     lease_ids += reply.lease_ids
         finally:
             for task in asked:
                 task.cancel()
             await asyncio.gather(*asked, return_exceptions=True)
+        if len(away) == len(asked):
+            raise away[0]
         self._told += 1
         return CancelledReply(lease_ids=lease_ids, cursor=self._told)
 
@@ -307,7 +274,8 @@ class TrainerShards(Shards[TrainerClient]):
         async def send(client: TrainerClient, ids: list[str]) -> list[wire.ItemResult]:
             return await client.renew(ids, lease_seconds=lease_seconds)
 
-        return await self._batch(lease_ids, str, send)
+        # Or the leases on the other shards would not be renewed again before they are over.
+        return await self._batch(lease_ids, str, send, bound_seconds=lease_seconds / 3)
 
     async def release(self, lease_ids: Sequence[str]) -> list[wire.ItemResult]:
         return await self._batch(lease_ids, str, TrainerClient.release)
@@ -338,6 +306,7 @@ class TrainerShards(Shards[TrainerClient]):
         max_groups: int = 1,
         lease_seconds: float = 300.0,
         wait_seconds: float = 20.0,
+        policy_version: int | None = None,
     ) -> list[wire_groups.ClaimedGroup]:
         self._check_open()
         return await self._clients[GROUPS].claim_rollouts(
@@ -345,11 +314,24 @@ class TrainerShards(Shards[TrainerClient]):
             max_groups=max_groups,
             lease_seconds=lease_seconds,
             wait_seconds=wait_seconds,
+            policy_version=policy_version,
         )
 
-    async def ack_rollouts(self, lease_ids: Sequence[str]) -> list[wire.ItemResult]:
+    async def ack_rollouts(
+        self, lease_ids: Sequence[str], *, step: int | None = None
+    ) -> list[wire.ItemResult]:
         self._check_open()
-        return await self._clients[GROUPS].ack_rollouts(lease_ids)
+        return await self._clients[GROUPS].ack_rollouts(lease_ids, step=step)
+
+    async def renew_rollouts(
+        self, lease_ids: Sequence[str], *, lease_seconds: float = 300.0
+    ) -> list[wire.ItemResult]:
+        self._check_open()
+        return await self._clients[GROUPS].renew_rollouts(lease_ids, lease_seconds=lease_seconds)
+
+    async def release_rollouts(self, lease_ids: Sequence[str]) -> list[wire.ItemResult]:
+        self._check_open()
+        return await self._clients[GROUPS].release_rollouts(lease_ids)
 
 
 class AdminShards(Shards[AdminClient]):
@@ -367,8 +349,14 @@ class AdminShards(Shards[AdminClient]):
 
     async def create_session(self, spec: wire.SessionSpec | None = None) -> wire.SessionCreated:
         self._check_open()
-        self._turn += 1
-        return await self._clients[self._turn % len(self._clients)].create_session(spec)
+        away: RockError | None = None
+        for _ in self._clients:
+            self._turn += 1
+            try:
+                return await self._clients[self._turn % len(self._clients)].create_session(spec)
+            except AWAY as exc:  # the next one has room for it
+                away = exc
+        raise away or ServiceUnavailable("there is no shard")
 
     async def close_session(
         self, session_id: str, reason: wire.CloseReason = "finished"
@@ -403,6 +391,25 @@ class AdminShards(Shards[AdminClient]):
         self._check_open()
         return await self._clients[GROUPS].group_status(group_id)
 
+    async def pulse(self, session_ids: Sequence[str], group_ids: Sequence[str]) -> PulseReply:
+        """Of all shards at once."""
+        self._check_open()
+        parts = split(session_ids, str, len(self._clients))
+        replies = await asyncio.gather(
+            *(
+                client.pulse(
+                    [session_ids[place] for place in parts.get(shard, ())],
+                    group_ids if shard == GROUPS else (),
+                )
+                for shard, client in enumerate(self._clients)
+            )
+        )
+        return PulseReply(
+            policy=one_policy([reply.policy for reply in replies]),
+            sessions=[session for reply in replies for session in reply.sessions],
+            groups=replies[GROUPS].groups,
+        )
+
     async def health(self) -> wire.Health:
         """Raises what any shard raises; a backend is refused if it is in any."""
         replies = await self._each(AdminClient.health)
@@ -415,16 +422,3 @@ class AdminShards(Shards[AdminClient]):
 
 def _lease_of(item: wire.Completion) -> str:
     return item.lease_id
-
-
-def _or_raise(result: R | BaseException) -> R:
-    if isinstance(result, BaseException):
-        raise result
-    return result
-
-
-def _neighbours(url: str, ports: Sequence[int]) -> list[str]:
-    """The control planes of all shards, on the host of the one that is known."""
-    if len(ports) < 2:
-        return [url]
-    return [str(URL(url).with_port(port)).rstrip("/") for port in ports]

@@ -338,7 +338,7 @@ class Worker:
                 log.warning("could not renew %d leases: %s", len(owners), exc.message)
                 continue
             for result in results:
-                if result.error is not None:
+                if result.error is not None and result.error.code in OVER:
                     self._drop(owners[result.lease_id], result.lease_id)
 
     async def _watch_cancelled(self) -> None:

@@ -2,12 +2,12 @@
 
 from rock.modelservice.dialects.anthropic import AnthropicDialect
 from rock.modelservice.dialects.base import (
+    CountRoute,
     Dialect,
     ErrorReply,
     Exchange,
     Headers,
     History,
-    LocalHandler,
     Parsed,
     Renderer,
     StreamEncoder,
@@ -20,10 +20,10 @@ CHAT = ChatDialect()
 ANTHROPIC = AnthropicDialect()
 DIALECTS: tuple[Dialect, ...] = (CHAT, CompletionsDialect(), ResponsesDialect(), ANTHROPIC)
 BY_ROUTE: dict[str, Dialect] = {route: dialect for dialect in DIALECTS for route in dialect.routes}
-LOCAL: dict[str, tuple[Dialect, LocalHandler]] = {
-    route: (dialect, handler)
+COUNTED: dict[str, tuple[Dialect, CountRoute]] = {
+    route: (dialect, counted)
     for dialect in DIALECTS
-    for route, handler in dialect.local_routes.items()
+    for route, counted in dialect.count_routes.items()
 }
 BY_NAME: dict[str, Dialect] = {dialect.name: dialect for dialect in DIALECTS}
 DEFAULT: Dialect = CHAT
@@ -32,8 +32,8 @@ DEFAULT: Dialect = CHAT
 
 def spoken(route: str, headers: Headers) -> Dialect:
     """The dialect whose errors the asker of this route can read."""
-    if route in LOCAL:
-        return LOCAL[route][0]
+    if route in COUNTED:
+        return COUNTED[route][0]
     if "anthropic-version" in headers:
         return BY_ROUTE.get(route, ANTHROPIC)
     return BY_ROUTE.get(route, DEFAULT)
@@ -42,9 +42,10 @@ def spoken(route: str, headers: Headers) -> Dialect:
 __all__ = [
     "BY_NAME",
     "BY_ROUTE",
+    "COUNTED",
     "DEFAULT",
     "DIALECTS",
-    "LOCAL",
+    "CountRoute",
     "Dialect",
     "ErrorReply",
     "Exchange",

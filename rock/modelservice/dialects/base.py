@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
@@ -31,10 +31,6 @@ from rock.modelservice.wire.partial import ToolCallDelta
 Headers = Mapping[str, str]
 """Header values by name; look-ups ignore case."""
 T = TypeVar("T")
-
-
-LocalHandler: TypeAlias = Callable[[bytes, Headers], bytes]
-"""Answers a request at once, from its body and headers alone, without a call."""
 
 
 class Exchange(Struct, frozen=True):
@@ -145,6 +141,15 @@ class ErrorReply:
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
+@dataclass(frozen=True, slots=True)
+class CountRoute:
+    """A path that asks how many tokens a request has. No call is made for it."""
+
+    parse: Callable[[bytes, History], CanonicalRequest]
+    """Raises BadRequest."""
+    render: Callable[[int], bytes]
+
+
 class Dialect(Protocol):
     @property
     def name(self) -> str: ...
@@ -155,8 +160,8 @@ class Dialect(Protocol):
         ...
 
     @property
-    def local_routes(self) -> Mapping[str, LocalHandler]:
-        """Further paths that take a POST; no call is made for them."""
+    def count_routes(self) -> Mapping[str, CountRoute]:
+        """Further paths below `/v1` that take a POST."""
         ...
 
     def parse(self, body: bytes, headers: Headers, history: History = NO_HISTORY) -> Parsed:

@@ -17,10 +17,10 @@ from rock.errors import BadRequest, RockError
 from rock.modelservice.dialects import canonical, reading, sse
 from rock.modelservice.dialects.base import (
     NO_HISTORY,
+    CountRoute,
     ErrorReply,
     Headers,
     History,
-    LocalHandler,
     Parsed,
     Spoken,
     fields_of,
@@ -44,7 +44,7 @@ class CompletionsDialect:
 
     def __init__(self, now: Callable[[], float] = epoch_seconds) -> None:
         self._now = now
-        self.local_routes: Mapping[str, LocalHandler] = {}
+        self.count_routes: Mapping[str, CountRoute] = {}
 
     def parse(self, body: bytes, headers: Headers, history: History = NO_HISTORY) -> Parsed:
         del headers, history

@@ -2,19 +2,14 @@
 
 ModelService has no tokenizer of its own: the policy's lives with the trainer. The estimate here is
 high rather than low, because clients compact on it and an overflow costs more than an early
-compaction. Who has the tokenizer passes a `TokenCounter` of his own.
+compaction. `planes.counted` knows better where it can.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TypeAlias
 
 from rock.modelservice.wire import CanonicalRequest
-
-TokenCounter: TypeAlias = Callable[[CanonicalRequest], int]
-"""Prompt tokens of a request, rendered with its tools."""
 
 BYTES_PER_TOKEN = 3.5
 """JSON of English text and code has about four; other scripts have fewer."""

@@ -10,7 +10,15 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from rock.errors import CallFailed, InvalidTransition, LeaseLost, NotFound, RockError, SessionClosed
+from rock.errors import (
+    CallFailed,
+    InvalidTransition,
+    LeaseLost,
+    NotFound,
+    RockError,
+    SessionClosed,
+    shown,
+)
 from rock.modelservice.engine.calls import Call, Conversation, Original, failure
 from rock.modelservice.engine.limits import bound_of
 from rock.modelservice.engine.spans import Said
@@ -45,7 +53,7 @@ class Book:
         """Raises `NotFound`."""
         call = self.calls.get(CallId(call_id))
         if call is None:
-            raise NotFound(f"there is no call {call_id!r}")
+            raise NotFound(f"there is no call {shown(call_id)}")
         return call
 
     def call_of_lease(self, lease_id: str) -> Call:
@@ -53,7 +61,7 @@ class Book:
         call = self.calls.get(CallId(lease_id.rpartition(".")[0]))
         if call is None:
             self._check_retired(lease_id)
-            raise NotFound(f"there is no lease {lease_id!r}")
+            raise NotFound(f"there is no lease {shown(lease_id)}")
         if call.state not in OPEN and call.answered_lease != lease_id:
             raise LeaseLost(f"call {call.id} is {call.state}; drop the work")
         return call
@@ -204,13 +212,15 @@ class Book:
         parent = call.parent.tokens if call.parent is not None else None
         if call.parent is not None and call.branch is None and not record.continues:
             call.branch = "after_untrainable" if parent is None else "retokenised"
+        has_parent = record.continues or record.kept is not None
         call.tokens = CallTokens(
             call_id=call.id,
             policy_version=record.policy_version,
             samples=_samples(record),
             prompt=prompt,
-            parent=parent if record.continues else None,
-            parent_choice=call.parent_choice if record.continues else 0,
+            parent=parent if has_parent else None,
+            parent_choice=call.parent_choice if has_parent else 0,
+            kept=record.kept,
             chain_class=call.chain_class,
             branch=call.branch,
             messages=self._conversations[call.session.id].graph.depth(call.leaf),

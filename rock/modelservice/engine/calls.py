@@ -324,6 +324,21 @@ class Conversation:
             identity = (dialect, located.base, number, parameters)
         return Asked(located, parameters, identity)
 
+    def counted(self, request: CanonicalRequest) -> int | None:
+        """Prompt tokens of an answered call with these messages and tools."""
+        asked = self.look_up("", request)
+        if asked.identity is None:
+            return None
+        _, leaf, tools, _ = asked.identity
+        for call in self.calls:
+            answer = call.stored
+            if (call.leaf, call.tools) == (leaf, tools) and isinstance(answer, Answer):
+                if answer.tokens is not None:
+                    return len(answer.prompt_token_ids or ())
+                if answer.usage is not None:
+                    return answer.usage.prompt_tokens
+        return None
+
     def find_retried(self, asked: Asked, key: str | None, retry_count: int) -> Call | None:
         """The call that a request repeats, in the order of design promise 3; None for a new one.
 

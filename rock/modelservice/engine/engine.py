@@ -27,7 +27,7 @@ from rock.modelservice.engine.book import Book
 from rock.modelservice.engine.calls import Call
 from rock.modelservice.engine.notices import Notices
 from rock.modelservice.engine.observer import Observer
-from rock.modelservice.engine.outbox import Outbox
+from rock.modelservice.engine.outbox import Outbox, freshness_of
 from rock.modelservice.engine.queue import TRAINER_BACKEND, CallQueue, Held, Ticket
 from rock.modelservice.graph.answer import Answer
 from rock.modelservice.graph.graph import Extension
@@ -74,7 +74,7 @@ class Engine:
         self._idles = Timers()
         hooks = Hooks(config.hooks)
         self._retirements = Timers()
-        self._groups: dict[str, records.GroupPublished | None] = {}
+        self._groups: dict[str, records.GroupPublished | records.GroupAcknowledged] = {}
         """As replayed; None once acknowledged."""
         self.shelf = Shelf()
         self.journal = Journal.open(
@@ -349,10 +349,8 @@ class Engine:
         try:
             record = records.decoder.decode(payload)
             self.shelf.index(record, place)
-            if isinstance(record, records.GroupPublished):
-                self._groups.setdefault(record.group_id, record)
-            elif isinstance(record, records.GroupAcknowledged):
-                self._groups[record.group_id] = None
+            if isinstance(record, records.GroupPublished | records.GroupAcknowledged):
+                self._groups[record.group_id] = record  # after its acknowledgement comes nothing
             else:
                 self._replay_session(record)
         except (msgspec.DecodeError, RecursionError, RockError, LookupError) as exc:
@@ -381,11 +379,11 @@ class Engine:
 
     def _recover_groups(self) -> None:
         for group_id, record in self._groups.items():
-            if record is None:
+            if isinstance(record, records.GroupAcknowledged):
                 self.outbox.publish(group_id, b"")
-                self.outbox.acknowledge(group_id)
+                self.outbox.acknowledge(group_id, step=record.step)
             else:
-                self.outbox.publish(group_id, bytes(record.group))
+                self.outbox.publish(group_id, content := bytes(record.group), freshness_of(content))
                 self.outbox.offer(group_id)
         self._groups.clear()
 

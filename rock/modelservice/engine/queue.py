@@ -24,7 +24,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from rock.errors import LeaseLost, QueueFull
+from rock.errors import LeaseLost, QueueFull, shown
 from rock.modelservice.settings import ClaimOrder
 from rock.modelservice.states import Event, State, next_state
 from rock.modelservice.timers import Timers
@@ -352,7 +352,7 @@ class CallQueue:
         """Raises `LeaseLost` unless this lease is the newest of its ticket and not over."""
         held = self._leases.get(lease_id)
         if held is None:
-            raise LeaseLost(f"lease {lease_id} is over; drop the work")
+            raise LeaseLost(f"lease {shown(lease_id)} is over; drop the work")
         return held
 
     def expires_in(self, lease_id: LeaseId, *, now: float) -> float:

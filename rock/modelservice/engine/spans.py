@@ -68,11 +68,12 @@ def span_record(call: str, partial: Partial, version: PolicyVersion | None) -> r
 class Said:
     """The spans of one call."""
 
-    __slots__ = ("_calls", "_spans")
+    __slots__ = ("_calls", "_prompt", "_spans")
 
     def __init__(self) -> None:
         self._spans: list[records.CallPartial] = []
         self._calls: list[_CallSaid] = []
+        self._prompt: bytes | None = None
 
     def __len__(self) -> int:
         return len(self._spans)
@@ -80,6 +81,8 @@ class Said:
     def add(self, span: records.CallPartial) -> None:
         """Takes a span whose calls have their ids."""
         self._spans.append(span)
+        if self._prompt is None:
+            self._prompt = span.prompt_ids
         for delta in span.calls:
             if delta.index == len(self._calls):
                 self._calls.append(_CallSaid(delta.id or "", delta.name or ""))
@@ -127,10 +130,10 @@ class Said:
         for delta in deltas:
             if delta.index == begun and delta.name:
                 begun += 1
-            elif delta.index != begun - 1:
+            elif begun == 0 or delta.index != begun - 1:
+                more = f"more of call {begun - 1}, or " if begun else ""
                 raise BadRequest(
-                    f"tool_calls: expected more of call {begun - 1}, or call {begun} with its name, "
-                    f"got call {delta.index}",
+                    f"tool_calls: expected {more}call {begun} with its name, got call {delta.index}",
                     param="tool_calls",
                 )
             elif delta.name or delta.id:
@@ -165,7 +168,7 @@ class Said:
 
     @property
     def prompt(self) -> bytes | None:
-        return next((span.prompt_ids for span in self._spans if span.prompt_ids is not None), None)
+        return self._prompt
 
     @property
     def first_version(self) -> PolicyVersion | None:

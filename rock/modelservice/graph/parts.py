@@ -41,6 +41,17 @@ def reason_against_prompt_parts(
     return None
 
 
+def first(parts: Iterable[MessageTokens], count: int) -> list[MessageTokens]:
+    """What the parts say about the first `count` tokens, of those that they are about."""
+    found: list[MessageTokens] = []
+    for part in parts:
+        taken = min(part.tokens, count)
+        if taken:
+            found.append(MessageTokens(tokens=taken, message=part.message))
+        count -= taken
+    return found
+
+
 def last(parts: Iterable[MessageTokens], count: int) -> tuple[MessageTokens, ...]:
     """What the parts say about the last `count` tokens; what they say nothing about comes first."""
     left = count

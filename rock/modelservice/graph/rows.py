@@ -15,7 +15,7 @@ from itertools import groupby
 from typing import Any
 
 from rock.modelservice.graph import tokens
-from rock.modelservice.graph.parts import last
+from rock.modelservice.graph.parts import first, last
 from rock.modelservice.wire import (
     ChainClass,
     MessageTokens,
@@ -47,9 +47,11 @@ class CallTokens:
     policy_version: PolicyVersion | None
     samples: tuple[Sample, ...]
     prompt: bytes
-    """Packed prompt ids: all of them, or those after the parent's prompt and answer."""
+    """Packed prompt ids: all of them, or those after what it has from its parent."""
     parent: CallTokens | None = field(default=None, repr=False)
     parent_choice: int = 0
+    kept: int | None = None
+    """How many tokens of the parent's prompt and answer it begins with; None for all: it goes on."""
     chain_class: ChainClass = "main"
     branch: str | None = None
     """Why the call is not simply the next one of a chain."""
@@ -57,23 +59,43 @@ class CallTokens:
     """How many messages the request has, so the place of the answer; None if nobody says."""
     prompt_parts: tuple[MessageTokens, ...] | None = None
     """Which of the last tokens of `prompt` are which message, if the worker knew."""
+    inherited: int = field(init=False)
+    """Tokens that it has from its parent."""
     prompt_count: int = field(init=False)
     """Tokens before the answer: those of the whole prompt."""
 
     def __post_init__(self) -> None:
-        before = 0 if self.parent is None else self.parent.sequence_count(self.parent_choice)
+        before = self.kept or 0
+        if self.parent is not None and self.kept is None:
+            before = self.parent.sequence_count(self.parent_choice)
+        object.__setattr__(self, "inherited", before)
         object.__setattr__(self, "prompt_count", before + tokens.count(self.prompt))
+
+    @property
+    def goes_on(self) -> bool:
+        """Its prompt begins with all of its parent's prompt and answer."""
+        return self.parent is not None and self.kept is None
 
     def prompt_ids(self) -> bytes:
         """The whole prompt, packed."""
-        pieces: list[bytes] = [self.prompt]
-        call = self
-        while call.parent is not None:
-            pieces.append(call.parent.samples[call.parent_choice].ids)
-            call = call.parent
-            pieces.append(call.prompt)
+        pieces = [piece.ids for piece in self.pieces()]
         pieces.reverse()
         return b"".join(pieces)
+
+    def pieces(self) -> Iterator[Piece]:
+        """What the prompt is made of, from its end."""
+        call, left = self, self.prompt_count
+        while left:
+            if left > call.inherited:
+                yield Piece(call.prompt[: 4 * (left - call.inherited)], _new(call))
+                left = call.inherited
+            if call.parent is None or not left:
+                return
+            sample, call = call.parent.samples[call.parent_choice], call.parent
+            if left > call.prompt_count:
+                ids = sample.ids[: 4 * (left - call.prompt_count)]
+                yield Piece(ids, (MessageTokens(tokens=len(ids) // 4, message=call.messages),))
+                left = call.prompt_count
 
     def sequence_count(self, choice: int) -> int:
         """How many tokens `sequence_ids` has, without walking the chain."""
@@ -84,10 +106,24 @@ class CallTokens:
         return self.prompt_ids() + self.samples[choice].ids
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens of a prompt that one call brought: of its own prompt, or its answer."""
+
+    ids: bytes
+    named: tuple[MessageTokens, ...]
+    """Which message they are, for at least as many tokens."""
+
+
 def new_after(prompt: bytes, parent: CallTokens, choice: int) -> bytes | None:
     """The packed ids of `prompt` after the parent's sequence; None if it does not start with it."""
     sequence = parent.sequence_ids(choice)
     return prompt[len(sequence) :] if prompt.startswith(sequence) else None
+
+
+def kept_of(prompt: bytes, parent: CallTokens, choice: int) -> int:
+    """How many tokens of the parent's sequence `prompt` begins with."""
+    return tokens.common(prompt, parent.sequence_ids(choice))
 
 
 class _Row:
@@ -159,11 +195,9 @@ def _new(call: CallTokens) -> tuple[MessageTokens, ...]:
 
 def _all(call: CallTokens) -> list[MessageTokens]:
     """What the tokens of the whole prompt are, the answers in it too."""
-    named = list(reversed(_new(call)))
-    while call.parent is not None:
-        sample, call = call.parent.samples[call.parent_choice], call.parent
-        named.append(MessageTokens(tokens=tokens.count(sample.ids), message=call.messages))
-        named += reversed(_new(call))
+    named: list[MessageTokens] = []
+    for piece in call.pieces():
+        named += reversed(first(piece.named, tokens.count(piece.ids)))
     return named[::-1]
 
 
@@ -176,7 +210,8 @@ def build_rows(calls: Iterable[CallTokens]) -> list[TokenRow]:
         for choice, sample in enumerate(call.samples):
             row = None
             parent = call.parent
-            if choice == 0 and parent is not None and parent.chain_class == call.chain_class:
+            goes_on = choice == 0 and call.goes_on
+            if goes_on and parent is not None and parent.chain_class == call.chain_class:
                 row = ends.pop((parent.call_id, call.parent_choice), None)
             if row is not None:
                 row.prompt(call, call.prompt, _new(call))

@@ -38,6 +38,19 @@ def count(packed: bytes) -> int:
     return len(packed) // 4
 
 
+def common(one: bytes, other: bytes) -> int:
+    """How many leading ids two packed sequences have in common."""
+    # Halves are compared in C: as fast as comparing the whole once or twice.
+    low, high = 0, min(count(one), count(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[4 * low : 4 * middle] == other[4 * low : 4 * middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
 def pack_prompt(
     ids: Sequence[int] | None, *, continues: bool = False
 ) -> tuple[bytes | None, str | None]:

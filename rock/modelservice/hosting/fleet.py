@@ -23,6 +23,7 @@ from typing import Any, Self
 import msgspec
 from yarl import URL
 
+from rock.config import validated
 from rock.errors import ConfigError
 from rock.modelservice import keys
 from rock.modelservice.hosting.server import READY_FILE, Ready
@@ -50,7 +51,8 @@ class ServiceFleet:
         if shards < 1:
             raise ConfigError(f"shards: expected at least 1, got {shards}")
         self.state_dir = state_dir
-        config = ServiceConfig.model_validate({**(settings or {}), "state_dir": state_dir})
+        given = {**(settings or {}), "state_dir": state_dir}
+        config = validated(ServiceConfig, given, source="settings")
         self.shards = [
             ServiceProcess(
                 state_dir / f"shard-{number}",

@@ -30,6 +30,7 @@ from rock.modelservice.keys import Keys, ensure_keys
 from rock.modelservice.planes.agent_plane import AgentPlane
 from rock.modelservice.planes.attach import AttachPoint
 from rock.modelservice.planes.control_plane import ControlPlane
+from rock.modelservice.planes.counted import TokenCount
 from rock.modelservice.planes.listening import Adapter, Bounds, bind, listening, url_of
 from rock.modelservice.service.service import ModelService
 from rock.modelservice.settings import ServiceConfig
@@ -76,6 +77,7 @@ async def serving(
     async with AsyncExitStack() as stack:
         service = await stack.enter_async_context(ModelService.open(config))
         keys = ensure_keys(config.state_dir)
+        count = TokenCount(service)
         agent = agent_socket or bind(config.agent_host, config.agent_port)
         stack.callback(agent.close)
         control = control_socket or bind(config.control_host, config.control_port)
@@ -96,7 +98,7 @@ async def serving(
             except RockError:
                 listener.close()
                 raise
-            plane = AgentPlane(service, bound=session)
+            plane = AgentPlane(service, count, bound=session)
             async with listening(listener, _agent_adapter(plane, config)):
                 yield
 
@@ -113,7 +115,7 @@ async def serving(
         )
         adapter = Adapter(control_plane.handle, control_plane.refusal, Bounds.of(config))
         await stack.enter_async_context(listening(control, adapter))
-        adapter = _agent_adapter(AgentPlane(service), config)
+        adapter = _agent_adapter(AgentPlane(service, count), config)
         await stack.enter_async_context(listening(agent, adapter))
         yield Running(service, url_of(agent), url_of(control), attach_path, keys)
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 from rock import process
-from rock.config import inherited_environment
+from rock.config import inherited_environment, validated
 from rock.errors import RockError, ServiceUnavailable
 from rock.modelservice.hosting.server import Ready, read_ready
 from rock.modelservice.keys import Keys, read_keys
@@ -56,8 +56,10 @@ class ServiceProcess:
         stop_seconds: float = 10.0,
     ) -> None:
         """`settings` are fields of ServiceConfig; `backends` are as for `rock serve --backend`;
-        `environment` is added to this process's own, for the keys of hosted models."""
-        self._config = ServiceConfig.model_validate({**(settings or {}), "state_dir": state_dir})
+        `environment` is added to this process's own, for the keys of hosted models. Raises `ConfigError`.
+        """
+        given = {**(settings or {}), "state_dir": state_dir}
+        self._config = validated(ServiceConfig, given, source="settings")
         self._settings = dict(settings or {})
         self._backends = list(backends)
         self._api_base = api_base

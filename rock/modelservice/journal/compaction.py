@@ -63,7 +63,7 @@ def plan(
     files: list[Segment],
     folder: Path,
     number: int,
-    acknowledged: list[str],
+    acknowledged: Mapping[str, int | None],
     interceptors: Mapping[str, Interceptor],
 ) -> Plan:
     """Say what to keep of `files`. Sessions that the shelf has as retired are closed for good."""
@@ -95,9 +95,9 @@ def plan(
     if shelf.policy is not None and shelf.policy < end:
         others["policy"] = shelf.policy
     head: list[records.Record] = [*shelf.archived.values()]
-    for group_id in acknowledged:
+    for group_id, step in acknowledged.items():
         head.append(records.GroupPublished(group_id=group_id, group=Raw(b"null")))
-        head.append(records.GroupAcknowledged(group_id=group_id))
+        head.append(records.GroupAcknowledged(group_id=group_id, step=step))
     head += [records.InterceptorSet(name=name, spec=spec) for name, spec in interceptors.items()]
     return Plan(folder, number, files, live, closed, others, head)
 

@@ -49,7 +49,7 @@ class Journal:
     def __init__(
         self,
         fd: int,
-        lock_fd: int,
+        lock_fds: tuple[int, ...],
         active: Segment,
         *,
         sealed: list[Segment],
@@ -59,7 +59,7 @@ class Journal:
     ) -> None:
         self._schema = schema
         self._fd = fd
-        self._lock_fd = lock_fd
+        self._lock_fds = lock_fds
         self._path = active.path
         self._active = active
         self._good_bytes = active.offset(active.end)
@@ -96,10 +96,11 @@ class Journal:
         a warning. Raises `JournalError` for anything else that is wrong.
         """
         path = state_dir / FILE_NAME
-        lock_fd = fd = -1
+        fd = -1
+        lock_fds: tuple[int, ...] = ()
         try:
             state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock_fd = _lock(state_dir / LOCK_NAME)
+            lock_fds = _lock(state_dir / LOCK_NAME)
             paths, number = segments.tidy(state_dir)
             sealed = [
                 segments.check_whole(segments.replay(one, schema=schema, on_record=on_record), one)
@@ -118,12 +119,12 @@ class Journal:
                 start = sealed[-1].end if sealed else segments.ORIGIN
                 active = _start(fd, path, schema=schema, start=start)
         except OSError as exc:
-            _close(fd, lock_fd)
+            _close(fd, *lock_fds)
             raise JournalError(f"the journal {path} cannot be used: {exc.strerror or exc}") from exc
         except BaseException:
-            _close(fd, lock_fd)
+            _close(fd, *lock_fds)
             raise
-        return cls(fd, lock_fd, active, sealed=sealed, number=number, schema=schema, sync=sync)
+        return cls(fd, lock_fds, active, sealed=sealed, number=number, schema=schema, sync=sync)
 
     @property
     def error(self) -> JournalError | None:
@@ -211,7 +212,7 @@ class Journal:
         if self._thread is not None:
             self._thread.shutdown()
         fd, self._fd = self._fd, -1
-        _close(fd, self._lock_fd)
+        _close(fd, *self._lock_fds)
 
     # --- writing ---
 
@@ -295,11 +296,11 @@ class Journal:
             aside = _put_aside(active, self._number + 1)
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
             old, self._fd = self._fd, fd
+            self._good_bytes = 0
             os.close(old)
             self._active = _start(fd, self._path, schema=self._schema, start=active.end)
         except OSError as exc:
-            if sealing is not None:
-                sealing.cancel()
+            self._sealing = sealing
             self._give_up(exc)
             return False
         self._number += 1
@@ -355,23 +356,28 @@ def _write(fd: int, data: bytes) -> None:
             written += os.write(fd, view[written:])
 
 
-def _lock(path: Path) -> int:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+def _lock(path: Path) -> tuple[int, int]:
+    """Descriptors that hold the journal: of the lock file, which names us, and of the directory itself,
+    because a lock file can be deleted. Raises `JournalError` if another process has one of them."""
+    fd = folder_fd = -1
     try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        folder_fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(folder_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, b"%d\n" % os.getpid(), 0)
     except BlockingIOError:
         holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
-        os.close(fd)
+        _close(fd, folder_fd)
         raise JournalError(
             f"another process (pid {holder}) uses the journal in {path.parent}; "
             "stop it or choose another state directory"
         ) from None
     except BaseException:
-        os.close(fd)
+        _close(fd, folder_fd)
         raise
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, b"%d\n" % os.getpid(), 0)
-    return fd
+    return fd, folder_fd
 
 
 def _close(*fds: int) -> None:

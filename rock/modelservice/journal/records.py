@@ -25,7 +25,7 @@ from rock.modelservice.wire import (
 from rock.modelservice.wire.interceptors import Interceptor
 from rock.modelservice.wire.partial import ToolCallDelta
 
-SCHEMA = 2
+SCHEMA = 3
 """Version of these shapes, in the journal's header. A journal with a higher one is refused."""
 
 
@@ -145,6 +145,8 @@ class CallAnswered(_Record, tag="answered"):
     prompt_parts: tuple[MessageTokens, ...] | None = None
     """Which of the last of them are which message, if the worker knew."""
     continues: bool = False
+    kept: int | None = None
+    """How many tokens of the parent's sequence come before `prompt_ids`, if not all of it."""
     policy_version: int | None = None
     usage: Usage | None = None
     untrainable: str | None = None
@@ -190,6 +192,7 @@ class GroupPublished(_Record, tag="group_published"):
 
 class GroupAcknowledged(_Record, tag="group_acknowledged"):
     group_id: str
+    step: int | None = None
 
 
 OfCall = CallLeased | CallPartial | SpansDropped | CallAnswered | CallMoved | CallFailedRecord

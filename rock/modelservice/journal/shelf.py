@@ -68,7 +68,7 @@ class Shelf:
             case records.PolicyChanged():
                 self.policy = place
             case records.GroupPublished():
-                self.groups.setdefault(record.group_id, place)
+                self.groups[record.group_id] = place  # a later revision stands
             case records.GroupAcknowledged():
                 self.groups.pop(record.group_id, None)
             case records.SessionArchived():

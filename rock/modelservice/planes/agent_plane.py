@@ -32,8 +32,9 @@ from rock.errors import (
     Unauthorized,
 )
 from rock.modelservice import dialects
-from rock.modelservice.dialects import Dialect, ErrorReply, Exchange, Renderer
+from rock.modelservice.dialects import CountRoute, Dialect, ErrorReply, Exchange, Renderer
 from rock.modelservice.dialects.auxiliary import Kind, classify, never_asks_twice
+from rock.modelservice.planes.counted import HEADER, TokenCount
 from rock.modelservice.planes.plane import EventStream, Reply, Request
 from rock.modelservice.service.service import Call, Incoming, ModelService, Session
 from rock.modelservice.telemetry.logs import about
@@ -47,8 +48,11 @@ MAX_KEY_CHARS = 256
 class AgentPlane:
     """Handlers of one listener. `bound` is the session that its connections belong to, if one."""
 
-    def __init__(self, service: ModelService, *, bound: Session | None = None) -> None:
+    def __init__(
+        self, service: ModelService, count: TokenCount, *, bound: Session | None = None
+    ) -> None:
         self._service = service
+        self._count = count
         self._bound = bound
         self._config = service.config
 
@@ -58,12 +62,11 @@ class AgentPlane:
         dialect = dialects.spoken(route, request.headers)
         try:
             session = self._session(key, request.headers)
-            if route in dialects.BY_ROUTE or route in dialects.LOCAL:
+            if route in dialects.BY_ROUTE or route in dialects.COUNTED:
                 if request.method != "POST":
                     return not_allowed(dialect, request, "POST")
-                if route in dialects.LOCAL:
-                    _, answer = dialects.LOCAL[route]
-                    return Reply(200, answer(await request.read(), request.headers))
+                if route in dialects.COUNTED:
+                    return await self._counted(session, dialects.COUNTED[route][1], request)
                 return await self._complete(session, dialect, request)
             if route == "/models" or route.startswith("/models/"):
                 if request.method != "GET":
@@ -72,6 +75,12 @@ class AgentPlane:
             raise NotFound(f"there is no {request.method} {_shown(request.path, key)} here")
         except RockError as exc:
             return self.refusal(exc, dialect)
+
+    async def _counted(self, session: Session, route: CountRoute, request: Request) -> Reply:
+        history = _SessionHistory(self._service, session)
+        tokens, exact = await self._count.of(session, route.parse(await request.read(), history))
+        headers = {HEADER: "exact" if exact else "estimate"}
+        return Reply(200, route.render(tokens), headers)
 
     def refusal(self, exc: RockError, dialect: Dialect = dialects.DEFAULT) -> Reply:
         self._service.refused(exc.code)

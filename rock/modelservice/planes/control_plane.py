@@ -11,11 +11,12 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, get_args
 from urllib.parse import unquote
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import fields
 
 from rock.errors import (
     BadRequest,
@@ -24,8 +25,10 @@ from rock.errors import (
     RockError,
     Unauthorized,
     UpstreamUnauthorized,
+    shown,
 )
 from rock.modelservice import wire
+from rock.modelservice.graph.stored import stored
 from rock.modelservice.keys import Keys, matches
 from rock.modelservice.planes.plane import Reply, Request, nothing
 from rock.modelservice.service.service import ModelService
@@ -34,11 +37,13 @@ from rock.modelservice.telemetry.metrics import CONTENT_TYPE
 from rock.modelservice.wire import groups as wire_groups
 from rock.modelservice.wire.interceptors import Interceptor
 from rock.modelservice.wire.partial import CancelledRequest, PartialRequest
-from rock.modelservice.wire.stored import stored
+from rock.modelservice.wire.pulse import PulseRequest
 from rock.types import SessionId
 
 log = logging.getLogger(__name__)
 T = TypeVar("T", bound=Struct)
+MAX_MESSAGE = 300
+"""Of what msgspec says about a body, which can quote some of it."""
 
 
 class Backend(Protocol):
@@ -84,8 +89,11 @@ class ControlPlane:
             "/trainer/v1/shards": {"GET": self._shards},
             "/trainer/v1/rollouts/claim": {"POST": self._claim_groups},
             "/trainer/v1/rollouts/ack": {"POST": self._ack_groups},
+            "/trainer/v1/rollouts/renew": {"POST": self._renew_groups},
+            "/trainer/v1/rollouts/release": {"POST": self._release_groups},
             "/metrics": {"GET": self._metrics},
             "/admin/v1/health": {"GET": self._health},
+            "/admin/v1/pulse": {"POST": self._pulse},
             "/admin/v1/sessions": {"POST": self._create_session},
             "/admin/v1/sessions/*": {"GET": self._session},
             "/admin/v1/sessions/*/close": {"POST": self._close_session},
@@ -193,7 +201,21 @@ class ControlPlane:
         _at_least("max_groups", body.max_groups, 1)
         _at_least("lease_seconds", body.lease_seconds, 0.01)
         _at_least("wait_seconds", body.wait_seconds, 0)
-        return _ok(await self._service.claim_groups(body))
+        reply = await self._service.claim_groups(body)
+        ids = [claimed.lease_id for claimed in reply.groups]
+        return Reply(200, wire.encode(reply), lost=partial(self._back, ids) if ids else nothing)
+
+    def _back(self, lease_ids: list[str]) -> None:
+        self._service.release_groups(wire_groups.RolloutReleaseRequest(lease_ids=lease_ids))
+
+    async def _renew_groups(self, request: Request, name: str) -> Reply:
+        body = await _read(request, wire_groups.RolloutRenewRequest)
+        _at_least("lease_seconds", body.lease_seconds, 0.01)
+        return _ok(self._service.renew_groups(body))
+
+    async def _release_groups(self, request: Request, name: str) -> Reply:
+        body = await _read(request, wire_groups.RolloutReleaseRequest)
+        return _ok(self._service.release_groups(body))
 
     async def _ack_groups(self, request: Request, name: str) -> Reply:
         return _ok(
@@ -210,6 +232,9 @@ class ControlPlane:
             raise self._service.error
         backends = {name: backend.refused for name, backend in self._backends.items()}
         return _ok(wire.Health(backends=backends))
+
+    async def _pulse(self, request: Request, name: str) -> Reply:
+        return _ok(await self._service.pulse(await _read(request, PulseRequest)))
 
     async def _create_session(self, request: Request, name: str) -> Reply:
         spec = await _read(request, wire.SessionSpec)
@@ -232,9 +257,7 @@ class ControlPlane:
         backend = self._backends.get(name)
         if backend is None:
             known = ", ".join(["queue", *sorted(self._backends)])
-            message = (
-                f"backend: expected one that this service was started with ({known}), got {name!r}"
-            )
+            message = f"backend: expected one that this service was started with ({known}), got {shown(name)}"
             raise BadRequest(message, param="backend")
         if backend.refused is not None:
             raise UpstreamUnauthorized(backend.refused)
@@ -286,11 +309,22 @@ async def _read(request: Request, kind: type[T]) -> T:
     except msgspec.ValidationError as exc:
         message, _, place = str(exc).partition(" - at ")
         param = place.strip("`").removeprefix("$").removeprefix(".") or None
+        message = message[:MAX_MESSAGE] + _one_of(kind, param, message)
         raise BadRequest(f"{param or 'body'}: {message}", param=param) from exc
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise BadRequest(f"the body is not valid JSON: {exc}") from exc
     except RecursionError as exc:
         raise BadRequest("the body is nested too deeply") from exc
+
+
+def _one_of(kind: type[Struct], param: str | None, message: str) -> str:
+    """What was expected of a field that takes a few words, which msgspec does not say."""
+    if not message.startswith("Invalid enum value"):
+        return ""
+    words = next((one.type for one in fields(kind) if one.name == param), None)
+    known = [word for part in (words, *get_args(words)) for word in get_args(part)]
+    listed = ", ".join(word for word in known if isinstance(word, str))
+    return f"; expected one of {listed}" if listed else ""
 
 
 def _at_least(name: str, value: float, bound: float) -> None:

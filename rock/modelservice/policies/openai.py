@@ -52,12 +52,15 @@ class OpenAIPolicy:
         api_key: str | None = None,
         tokens: Tokens = "off",
         timeout_seconds: float = 600.0,
+        probe_seconds: float = 20.0,
         retries: Retries | None = None,
     ) -> None:
-        """`base_url` and `api_key` default to OPENAI_BASE_URL and OPENAI_API_KEY."""
+        """`base_url` and `api_key` default to OPENAI_BASE_URL and OPENAI_API_KEY; `probe_seconds` bounds
+        each of the two questions at the start."""
         self._model = model
         self._retries = retries or Retries()
         self._tokens = tokens == "required"
+        self._probe_seconds = probe_seconds
         self._streams = True
         """Whether what the server streams is as good as what it says whole."""
         try:
@@ -155,15 +158,21 @@ class OpenAIPolicy:
     async def _probe(self) -> None:
         lease = Lease("probe", "probe", "probe", 1, 60.0, _PROBE)
         try:
-            reason = reason_against_tokens(await self._answer(lease))
+            async with asyncio.timeout(self._probe_seconds):
+                reason = reason_against_tokens(await self._answer(lease))
+        except TimeoutError:
+            reason = f"it gave no answer within {self._probe_seconds:g} s"
         except RockError as exc:
             reason = exc.message
         if reason is not None:
             raise ConfigError(f"backend openai: {self._target}: tokens are required, but {reason}")
         try:
-            async with aclosing(await self._opened(lease)) as chunks:
+            async with (
+                asyncio.timeout(self._probe_seconds),
+                aclosing(await self._opened(lease)) as chunks,
+            ):
                 reason = reason_against_tokens(await _read(chunks, lease))
-        except (openai.OpenAIError, RockError) as exc:
+        except (openai.OpenAIError, RockError, TimeoutError) as exc:
             reason = str(exc)
         if reason is not None:
             self._streams = False

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from rock.errors import BadRequest, JournalError, RockError
 from rock.modelservice import wire
 
+MAX_WORKER_ID = 200
+
 
 def check_claim(worker_id: str, lease_seconds: float, wait_seconds: float) -> None:
     check_wait(worker_id, wait_seconds)
@@ -14,8 +16,11 @@ def check_claim(worker_id: str, lease_seconds: float, wait_seconds: float) -> No
 
 
 def check_wait(worker_id: str, wait_seconds: float) -> None:
-    if not worker_id:
-        raise BadRequest("worker_id: expected a name, got an empty string", param="worker_id")
+    if not 0 < len(worker_id) <= MAX_WORKER_ID:
+        raise BadRequest(
+            f"worker_id: expected a name of 1 to {MAX_WORKER_ID} characters, got {len(worker_id)}",
+            param="worker_id",
+        )
     if not wait_seconds >= 0:
         raise BadRequest(
             f"wait_seconds: expected 0 or more, got {wait_seconds}", param="wait_seconds"

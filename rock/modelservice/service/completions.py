@@ -22,7 +22,7 @@ from rock.modelservice.graph.parts import (
     reason_against_parts,
     reason_against_prompt_parts,
 )
-from rock.modelservice.graph.rows import CallTokens, new_after
+from rock.modelservice.graph.rows import CallTokens, kept_of, new_after
 from rock.modelservice.journal import records
 from rock.modelservice.wire import AssistantMessage, Choice, Completion, Usage, VersionSpan
 from rock.types import PolicyVersion
@@ -30,6 +30,8 @@ from rock.types import PolicyVersion
 _plain = msgspec.msgpack.Encoder()
 """For fingerprints: twice as fast as JSON on numbers."""
 EDITED = "edited"
+MIN_KEPT = 16
+"""A prompt that shares fewer tokens with its parent's sequence is stored whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +48,27 @@ class Prepared:
 
 
 def prepare(completion: Completion) -> Prepared:
-    """Raises `BadRequest` for text that is not Unicode (a lone surrogate from a policy in Python)."""
+    """Raises `BadRequest` for text that is not Unicode (a lone surrogate from a policy in Python), and
+    for a negative `usage`."""
     prompt, reason = tokens.pack_prompt(
         completion.prompt_token_ids, continues=completion.continues_parent
     )
     if prompt is not None:
         completion = replace(completion, prompt_token_ids=None)
+    _check_usage(completion.usage)
     try:
         mark = hashlib.blake2b(_plain.encode(completion), digest_size=16)
     except UnicodeEncodeError as exc:
         raise BadRequest(f"the completion is not valid Unicode: {exc}", param="choices") from exc
     mark.update(prompt or b"")
     return Prepared(completion, prompt, reason, mark.digest())
+
+
+def _check_usage(usage: Usage | None) -> None:
+    """Limits are counted by it."""
+    if usage is not None and min(usage.prompt_tokens, usage.completion_tokens) < 0:
+        given = f"{usage.prompt_tokens} and {usage.completion_tokens}"
+        raise BadRequest(f"usage: expected counts of 0 or more, got {given}", param="usage")
 
 
 def reason_against_prefix(call: Call, prepared: Prepared) -> str | None:
@@ -102,9 +113,9 @@ def answered(
         before = _parent_tokens(call).sequence_count(call.parent_choice)
     if call.said is not None and reason is None:
         reason = _reason_against_said(call.said, version)
-    prompt = prepared.prompt if reason is None else None
+    prompt, kept = prepared.prompt if reason is None else None, None
     if prompt is not None and not continues:
-        prompt, continues = _after_parent(call, prompt)
+        prompt, continues, kept = _after_parent(call, prompt)
     return records.CallAnswered(
         call=call.id,
         lease=prepared.completion.lease_id,
@@ -116,6 +127,7 @@ def answered(
         prompt_ids=prompt,
         prompt_parts=None if prompt is None or parts is None else last(parts, tokens.count(prompt)),
         continues=continues and prompt is not None,
+        kept=kept,
         policy_version=version,
         usage=prepared.completion.usage or _counted(prepared, before, reason),
         untrainable=reason,
@@ -136,6 +148,7 @@ def edited(
         prompt_ids=None,
         prompt_parts=None,
         continues=False,
+        kept=None,
         untrainable=EDITED,
         edited_by=by,
     )
@@ -150,14 +163,17 @@ def _reason_against(choices: list[Choice]) -> str | None:
     return None
 
 
-def _after_parent(call: Call, prompt: bytes) -> tuple[bytes, bool]:
-    """(packed ids to store, whether they go on after the parent's sequence)."""
+def _after_parent(call: Call, prompt: bytes) -> tuple[bytes, bool, int | None]:
+    """(packed ids to store, whether they go on after the parent's sequence, after how much of it they
+    stand if not)."""
     parent = call.parent.tokens if call.parent is not None else None
-    if parent is not None:
-        new = new_after(prompt, parent, call.parent_choice)
-        if new is not None:
-            return new, True
-    return prompt, False
+    if parent is None:
+        return prompt, False, None
+    new = new_after(prompt, parent, call.parent_choice)
+    if new is not None:
+        return new, True, None
+    kept = kept_of(prompt, parent, call.parent_choice)
+    return (prompt, False, None) if kept < MIN_KEPT else (prompt[4 * kept :], False, kept)
 
 
 def _reason_against_versions(choice: Choice) -> str | None:

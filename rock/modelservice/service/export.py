@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from rock.errors import NotFound, RockError
+from rock.errors import NotFound, RockError, shown
 from rock.modelservice.engine.book import Book
 from rock.modelservice.engine.calls import Call, Conversation
 from rock.modelservice.graph.answer import Answer, AnswerChoice
@@ -62,7 +62,7 @@ def one_call(book: Book, session_id: SessionId, call_id: str) -> TrajectoryCall:
     """Raises `NotFound`, also for a call of another session."""
     call = book.call(call_id)
     if call.session_id != session_id:
-        raise NotFound(f"this session has no call {call_id!r}")
+        raise NotFound(f"this session has no call {shown(call_id)}")
     return _call(book.conversation(session_id), call)
 
 

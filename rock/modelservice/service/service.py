@@ -42,6 +42,7 @@ from rock.modelservice.settings import ServiceConfig
 from rock.modelservice.sharding import id_prefix
 from rock.modelservice.states import Event, State
 from rock.modelservice.timers import epoch_seconds
+from rock.modelservice.wire.pulse import PulseReply, PulseRequest
 from rock.types import Clock, SessionId, SessionKey
 
 __all__ = [
@@ -222,6 +223,10 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
             age = self._engine.clock() - session.last_call_at
         return export.session_info(session, age)
 
+    async def pulse(self, request: PulseRequest) -> PulseReply:
+        """What a harness asks about once a second."""
+        return self.pulse_of(request, await self.policy())
+
     def authenticate(self, key: str) -> Session:
         """The session a key opens, closed or not. Raises `Unauthorized`."""
         return self._book.sessions.with_key(key)
@@ -235,6 +240,13 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
         self._engine.on_journal_failed.append(callback)
 
     # --- agent side ---
+
+    def known_prompt_tokens(self, session: Session, request: wire.CanonicalRequest) -> int | None:
+        """What an engine counted for the messages and tools of `request`, if this session asked the same
+        before. Raises `BadRequest`."""
+        if session.id in self._engine.shelf:
+            return None
+        return self._book.conversation(session.id).counted(request)
 
     async def submit(self, session: Session, incoming: Incoming, *, wait: bool = True) -> Call:
         """Queue a request, or re-attach a retry to the call it repeats; returns once on disk.

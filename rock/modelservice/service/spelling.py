@@ -35,6 +35,12 @@ class Spelling:
                 f"tokenizer: {name!r} is not one of this service's: {known}", param="tokenizer"
             )
 
+    def of(self, name: str | None) -> ChatTokenizer | None:
+        """The tokenizer of that name; without one, the only one there is."""
+        if name is None and len(self._known) == 1:
+            return next(iter(self._known.values()))
+        return None if name is None else self._known.get(name)
+
     async def reasons(
         self, completions: Sequence[Completion], named: Callable[[Completion], set[str]]
     ) -> Mapping[str, str]:

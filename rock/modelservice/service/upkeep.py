@@ -109,7 +109,7 @@ class Upkeep:
             aside,
             self._folder,
             number,
-            engine.outbox.acknowledged_ids(),
+            engine.outbox.acknowledged_steps(),
             engine.book.interceptors,
         )
         outcome = await asyncio.to_thread(compaction.run, plan, self._stop)
@@ -160,6 +160,8 @@ class Upkeep:
         self._stop.set()
         if self._running is not None:
             await asyncio.wait({self._running})
+        async with self._one_at_a_time:  # one that somebody asked for
+            pass
 
 
 def _payloads(where: list[Spot] | Stretch) -> Iterator[bytes]:

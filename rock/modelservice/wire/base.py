@@ -23,6 +23,8 @@ else:
     OptionalRaw = Raw | UnsetType
 Count = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0)]
+Version = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+"""Of the weights; as wide as the exports' columns."""
 
 
 class Wire(Struct, kw_only=True, omit_defaults=True):

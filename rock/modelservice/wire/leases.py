@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import field
 
-from rock.modelservice.wire.base import Input, Wire
+from rock.modelservice.wire.base import Input, Version, Wire
 from rock.modelservice.wire.messages import (
     CanonicalRequest,
     Choice,
@@ -27,7 +27,7 @@ class ClaimRequest(Input):
     lease_seconds: float = 60.0
     wait_seconds: float = 20.0
     """Long-poll: how long to wait for the first call before answering with none."""
-    policy_version: int | None = None
+    policy_version: Version | None = None
     delta: bool = False
     """Leave out of each lease what this worker has from the call it answered before: `omitted`."""
 
@@ -130,7 +130,7 @@ class Completion(Input):
     tokenizer: str | None = None
     """Name of one of the service's `tokenizers` that the ids are of: then the answer's text is held
     against them."""
-    policy_version: int | None = None
+    policy_version: Version | None = None
     """The weights that sampled; None takes the version given at claim."""
     usage: Usage | None = None
     """None is counted from the token ids, and unknown if there are none."""
@@ -181,7 +181,7 @@ class FailRequest(Input):
 
 
 class PolicyUpdate(Input):
-    version: int | None = None
+    version: Version | None = None
     state: Literal["running", "paused"] | None = None
     mode: PauseMode = "hold"
 

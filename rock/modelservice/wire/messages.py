@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Raw, field
 
-from rock.modelservice.wire.base import Input, OptionalRaw, Wire
+from rock.modelservice.wire.base import Input, OptionalRaw, Version, Wire
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 
@@ -59,7 +59,7 @@ class VersionSpan(Input):
     """A run of sampled tokens that the same weights sampled."""
 
     tokens: int
-    policy_version: int | None = None
+    policy_version: Version | None = None
 
 
 PartKind = Literal["reasoning", "content", "tool_call", "markup"]

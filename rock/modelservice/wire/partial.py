@@ -7,7 +7,7 @@ same span again is harmless, so that a broken connection can be tried again.
 
 from __future__ import annotations
 
-from rock.modelservice.wire.base import Input, Wire
+from rock.modelservice.wire.base import Input, Version, Wire
 from rock.modelservice.wire.leases import ItemResult, PolicyState
 
 
@@ -39,7 +39,7 @@ class Partial(Input):
     tool_calls: list[ToolCallDelta] | None = None
     token_ids: list[int] | None = None
     logprobs: list[float] | None = None
-    policy_version: int | None = None
+    policy_version: Version | None = None
     """The weights that sampled this span; null takes the version given at claim."""
     prompt_token_ids: list[int] | None = None
     """With the first span, if known: a later delivery is then bound to the same prompt."""

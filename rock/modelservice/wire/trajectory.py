@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from msgspec import field
 
-from rock.modelservice.wire.base import Input, Wire
+from rock.modelservice.wire.base import Input, Version, Wire
 from rock.modelservice.wire.messages import CanonicalRequest, Choice, PartKind, Usage
 from rock.modelservice.wire.sessions import CloseReason, LimitName, Pins, SessionLimits
 
@@ -23,7 +23,7 @@ class Span(Input):
     end: int
     kind: Literal["prompt", "sampled"]
     call_id: str
-    policy_version: int | None = None
+    policy_version: Version | None = None
     message: int | None = None
     """Place of the message, where the worker told messages apart; that of an answer is the number of
     messages that it answers."""
@@ -75,7 +75,7 @@ class TrajectoryCall(Wire):
     """What the call is for if it is no step of the task; null if it is one."""
     chain_class: ChainClass = "main"
     untrainable: str | None = None
-    policy_version: int | None = None
+    policy_version: Version | None = None
     usage: Usage | None = None
     deliveries: int = 1
     error: str | None = None

@@ -66,25 +66,51 @@ int make_parents(const char *path, const struct account *owner) {
     return fd;
 }
 
+/* For a client that no descriptor can reach. The file may change meanwhile; the size is a hint. */
+static int send_content(int conn, int fd, uint64_t size) {
+    static unsigned char chunk[64 * 1024];
+    struct writer writer = {.size = 0};
+    ssize_t got;
+    put_u64(&writer, size);
+    if (send_frame(conn, REP_FD, writer.bytes, writer.size, NO_FD)) return 1;
+    while ((got = read(fd, chunk, sizeof chunk)) > 0)
+        if (send_frame(conn, ENTRY_DATA, chunk, (size_t)got, NO_FD)) return 1;
+    if (got < 0) return fail_file(conn, errno);
+    return send_frame(conn, REP_DONE, NULL, 0, NO_FD) ? 1 : 0;
+}
+
 int handle_read(int conn, const struct frame *frame) {
     struct reader reader = reader_of(frame);
     char *path = get_text(&reader);
+    uint32_t inlined = get_u32(&reader);
     struct stat info;
     if (reader.bad) return fail_file(conn, EINVAL);
     int fd = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
     if (fd < 0 || fstat(fd, &info)) return fail_file(conn, errno);
     if (S_ISDIR(info.st_mode)) return fail_file(conn, EISDIR);
     if (!S_ISREG(info.st_mode)) return fail_file(conn, EINVAL);
+    if (inlined) return send_content(conn, fd, (uint64_t)info.st_size);
     return reply_descriptor(conn, fd, (uint64_t)info.st_size);
+}
+
+/* What comes before COMMIT where the client has no descriptor to write to. */
+static int take_content(int conn, int fd, struct frame *frame) {
+    for (;;) {
+        if (read_frame(conn, frame) <= 0) return ECANCELED;
+        if (frame->type == REQ_COMMIT) return 0;
+        if (frame->type != ENTRY_DATA) return EINVAL;
+        if (write_all(fd, frame->body, frame->size)) return errno;
+        free(frame->body);
+    }
 }
 
 /* The file appears under its name at once and complete, or not at all. */
 static int commit_file(int conn, int dir, int fd, const char *hidden, const char *name,
                        mode_t mode, const struct account *owner) {
     struct frame frame;
-    int error = 0;
-    if (read_frame(conn, &frame) <= 0 || frame.type != REQ_COMMIT) error = ECANCELED;
-    else if (own(fd, owner) || fchmod(fd, mode) || renameat(dir, hidden, dir, name)) error = errno;
+    int error = take_content(conn, fd, &frame);
+    if (!error && (own(fd, owner) || fchmod(fd, mode) || renameat(dir, hidden, dir, name)))
+        error = errno;
     if (!error) return send_frame(conn, REP_DONE, NULL, 0, NO_FD) ? 1 : 0;
     unlinkat(dir, hidden, 0);
     return fail_file(conn, error);
@@ -96,6 +122,7 @@ int handle_write(int conn, const struct frame *frame) {
     char hidden[64], *path = get_text(&reader);
     mode_t mode = get_u32(&reader) & 0777;
     int error = find_account(get_text(&reader), &owner);
+    uint32_t inlined = get_u32(&reader);
     const char *name = last_component(path);
     if (error) return reply_error(conn, STAGE_USER, error, "no such user") ? 1 : 0;
     if (reader.bad || !usable_name(name)) return fail_file(conn, EINVAL);
@@ -104,7 +131,7 @@ int handle_write(int conn, const struct frame *frame) {
     snprintf(hidden, sizeof hidden, ".rock-%d-%llx", getpid(), (unsigned long long)now_ns());
     int fd = openat(dir, hidden, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (fd < 0) return fail_file(conn, errno);
-    if (reply_descriptor(conn, fd, 0)) {
+    if (!inlined && reply_descriptor(conn, fd, 0)) {
         unlinkat(dir, hidden, 0);
         return 1;
     }
@@ -140,5 +167,7 @@ int handle_listen(int conn, const struct frame *frame) {
     if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) ||
         bind(fd, (struct sockaddr *)&address, sizeof address) || listen(fd, 1024))
         return reply_error(conn, STAGE_LISTEN, errno, strerror(errno)) ? 1 : 0;
-    return reply_descriptor(conn, fd, 0);
+    socklen_t size = sizeof address; /* the port is for clients that get no descriptor */
+    if (getsockname(fd, (struct sockaddr *)&address, &size)) return fail_file(conn, errno);
+    return reply_descriptor(conn, fd, ntohs(address.sin_port));
 }

@@ -1,16 +1,19 @@
 /* rock-init: PID 1 of every sandbox.
  *
- *   rock-init serve SOCKET_PATH [--lifetime SECONDS] [--control-fd N]
- *       Serve requests (wire.c) on a unix socket until SIGTERM, the end of the lifetime, or the end
- *       of the control socket. As PID 1 of a container it is init and reaper too.
+ *   rock-init serve SOCKET_PATH [--lifetime SECONDS] [--lease SECONDS] [--control-fd N]
+ *       Serve requests (wire.c) on a unix socket until SIGTERM, the end of the lifetime or of the
+ *       lease, or the end of the control socket. As PID 1 of a container it is init and reaper too.
+ *       SOCKET_PATH "-" is no socket: requests then come from `rock-init mux` only.
+ *   rock-init mux
+ *       Serve requests that come over stdin, and answer on stdout (mux.c).
  *   rock-init local --spec-fd N --control-fd N
  *       Make a rootless sandbox from a specification (box.c), then serve inside it as PID 1.
  *   rock-init keep --control-fd N
  *       Serve on the host, as root, what is done to containers from outside (ATTACH, layers.c).
  *
  * Order to read: wire.c (protocol), serve.c (the loop), exec.c (one command), files.c and tree.c,
- * harden.c, box.c and mounts.c, sweep.c, layers.c and replace.c. A request runs in a process of its own, so nothing is freed and
- * nothing waits for anything else.
+ * harden.c, box.c and mounts.c, sweep.c, layers.c and replace.c. A request runs in a process of its
+ * own, so nothing is freed and nothing waits for anything else.
  */
 #define _GNU_SOURCE
 #include "rock_init.h"
@@ -28,7 +31,9 @@
 
 static int usage(void) {
     static const char text[] =
-        "usage: rock-init serve SOCKET_PATH [--lifetime SECONDS] [--control-fd N]\n"
+        "usage: rock-init serve SOCKET_PATH [--lifetime SECONDS] [--lease SECONDS]\n"
+        "                       [--control-fd N]\n"
+        "       rock-init mux\n"
         "       rock-init local --spec-fd N --control-fd N\n"
         "       rock-init keep --control-fd N\n";
     write_all(2, text, sizeof text - 1);
@@ -87,15 +92,16 @@ static int listen_at(const char *path) {
 int main(int argc, char **argv) {
     const char *mode = argc > 1 ? argv[1] : "", *path = NULL;
     int control = NO_FD, spec = NO_FD;
-    double lifetime_seconds = 0;
+    double lifetime_seconds = 0, lease_seconds = 0;
     for (int i = 2; i < argc; i++) {
         const char *value = i + 1 < argc ? argv[i + 1] : NULL;
-        if (argv[i][0] != '-' && !path) {
+        if ((argv[i][0] != '-' || !argv[i][1]) && !path) {
             path = argv[i];
             continue;
         }
         if (!value) return usage();
         if (!strcmp(argv[i], "--lifetime")) lifetime_seconds = strtod(value, NULL);
+        else if (!strcmp(argv[i], "--lease")) lease_seconds = strtod(value, NULL);
         else if (!strcmp(argv[i], "--control-fd")) control = atoi(value);
         else if (!strcmp(argv[i], "--spec-fd")) spec = atoi(value);
         else return usage();
@@ -109,15 +115,18 @@ int main(int argc, char **argv) {
         fcntl(control, F_SETFD, FD_CLOEXEC);
         return serve(&keeping);
     }
+    if (!strcmp(mode, "mux")) return run_mux(0, 1);
     if (strcmp(mode, "serve") || !path) return usage();
 
+    int has_socket = strcmp(path, "-") != 0;
     struct serving serving = {
-        .listener = listen_at(path),
+        .listener = has_socket ? listen_at(path) : NO_FD,
         .control = control,
         .lifetime_ns = (int64_t)(lifetime_seconds * 1e9),
-        .socket_path = path,
+        .lease_ns = (int64_t)(lease_seconds * 1e9),
+        .socket_path = has_socket ? path : NULL,
     };
-    if (serving.listener < 0) {
+    if (has_socket && serving.listener < 0) {
         fprintf(stderr, "rock-init: cannot listen at %s: %s\n", path, strerror(errno));
         return 71;
     }

@@ -31,12 +31,15 @@ enum request_type {
     REQ_SWEEP = 'Z',  /* end every process */
     REQ_FREEZE = 'H', /* stop every process, or let them go on */
     REQ_COUNT = 'V',  /* how many there are of commands */
+    REQ_RENEW = 'B',  /* the owner is there: go on for so long */
     REQ_SWAP = 'N',   /* a new root directory above layers; layers.c has these six */
     REQ_DROP = 'Q',
     REQ_TREE = 'T',
     REQ_ADOPT = 'A',
     REQ_PREPARE = 'Y',
     REQ_ATTACH = 'J',
+    REQ_LOOK = 'g',   /* which processes there are */
+    REQ_MUX = 'm',    /* from now on this connection carries many; see mux.c */
 };
 
 /* Entries of a tree, in both directions. */
@@ -155,6 +158,7 @@ int handle_mkdir(int conn, const struct frame *frame);
 int handle_put(int conn, const struct frame *frame);
 int handle_get(int conn, const struct frame *frame);
 int handle_listen(int conn, const struct frame *frame);
+int handle_look(int conn, const struct frame *frame); /* look.c */
 int handle_sweep(int conn, const struct frame *frame);
 int handle_freeze(int conn, const struct frame *frame);
 int handle_count(int conn, const struct frame *frame);
@@ -176,6 +180,7 @@ struct serving {
     int listener;     /* a listening unix socket, or NO_FD */
     int control;      /* connections arrive as descriptors; its end is the owner's end; or NO_FD */
     int64_t lifetime_ns; /* 0: none */
+    int64_t lease_ns;    /* end this long after the last RENEW; 0: no lease */
     const char *socket_path; /* unlinked at the end, or NULL */
 };
 int serve(const struct serving *serving);
@@ -214,6 +219,8 @@ struct hidden {
     const char *made_of[2]; /* what every root is above, the topmost first; relative to root */
 };
 extern struct hidden hidden;
+
+int run_mux(int in, int out); /* mux.c */
 
 /* box.c and mounts.c: the rootless sandbox. */
 int run_local(int spec_fd, int control_fd);

@@ -22,12 +22,20 @@
 
 #define MAX_HANDLERS 4000
 #define LINGER_NS (5 * (int64_t)1000000000)
+#define ROOM_BOUND_NS (2 * (int64_t)1000000000)
+#define REQUEST_BOUND_MS 100
+#define MAX_MS (1000ull * 3600 * 24 * 365)
 #define LAST_BOUND_NS (10 * (int64_t)1000000000)
 
 struct handler {
     int conn;
     int64_t kill_at_ns; /* 0 while its client is there */
 };
+struct renewal {
+    int64_t lease_ns, lifetime_ns;
+};
+static int renewals[2] = {NO_FD, NO_FD};
+static int64_t lease_end_ns, lifetime_end_ns; /* 0: none */
 static pid_t handler_pids[MAX_HANDLERS];
 static struct handler handlers[MAX_HANDLERS];
 static size_t handler_count;
@@ -37,6 +45,18 @@ int is_handler(pid_t pid) {
     for (size_t i = 0; i < handler_count; i++)
         if (handler_pids[i] == pid) return 1;
     return 0;
+}
+
+/* A handler has a memory of its own, so it tells PID 1 by a pipe that commands never see. */
+static int handle_renew(int conn, const struct frame *frame) {
+    struct reader reader = reader_of(frame);
+    uint64_t lease_ms = get_u64(&reader), lifetime_ms = get_u64(&reader);
+    struct renewal renewal = {(int64_t)lease_ms * 1000000, (int64_t)lifetime_ms * 1000000};
+    if (reader.bad || lease_ms > MAX_MS || lifetime_ms > MAX_MS)
+        return reply_error(conn, STAGE_REQUEST, EINVAL, "malformed renewal") ? 1 : 0;
+    if (write_all(renewals[1], &renewal, sizeof renewal))
+        return reply_error(conn, STAGE_PROCESS, errno, "cannot renew") ? 1 : 0;
+    return send_frame(conn, REP_DONE, NULL, 0, NO_FD) ? 1 : 0;
 }
 
 static int handle(int conn) {
@@ -60,33 +80,17 @@ static int handle(int conn) {
     case REQ_SWEEP: return handle_sweep(conn, &frame);
     case REQ_FREEZE: return handle_freeze(conn, &frame);
     case REQ_COUNT: return handle_count(conn, &frame);
+    case REQ_RENEW: return handle_renew(conn, &frame);
     case REQ_SWAP: return handle_swap(conn, &frame);
     case REQ_DROP: return handle_drop(conn, &frame);
     case REQ_TREE: return handle_tree(conn, &frame);
     case REQ_ADOPT: return handle_adopt(conn, &frame);
     case REQ_PREPARE: return handle_prepare(conn, &frame);
     case REQ_ATTACH: return handle_attach(conn, &frame);
+    case REQ_LOOK: return handle_look(conn, &frame);
+    case REQ_MUX: return run_mux(conn, conn);
     default: return reply_error(conn, STAGE_REQUEST, ENOSYS, "unknown request type") ? 1 : 0;
     }
-}
-
-static void start_handler(int conn, const struct serving *serving, int signals) {
-    pid_t pid = handler_count < MAX_HANDLERS ? fork() : -1;
-    if (pid == 0) {
-        for (size_t i = 0; i < handler_count; i++) close(handlers[i].conn);
-        if (serving->listener >= 0) close(serving->listener);
-        if (serving->control >= 0) close(serving->control);
-        close(signals);
-        _exit(handle(conn));
-    }
-    if (pid < 0) {
-        reply_error(conn, STAGE_PROCESS, handler_count < MAX_HANDLERS ? errno : EAGAIN,
-                    "cannot start a process for the request");
-        close(conn);
-        return;
-    }
-    handler_pids[handler_count] = pid;
-    handlers[handler_count++] = (struct handler){.conn = conn};
 }
 
 static void forget_handler(size_t index, int status) {
@@ -114,6 +118,48 @@ static void reap(void) {
         if (index < handler_count) forget_handler(index, status);
     }
     if (orphans) signal_children(handler_pids, handler_count);
+}
+
+/* Whether the request on `conn` is to end every process: the one that must not need a free one. */
+static int asks_for_sweep(int conn) {
+    unsigned char head[5];
+    struct pollfd arrives = {conn, POLLIN, 0};
+    poll(&arrives, 1, REQUEST_BOUND_MS);
+    ssize_t got = recv(conn, head, sizeof head, MSG_PEEK | MSG_DONTWAIT);
+    return got == (ssize_t)sizeof head && head[4] == REQ_SWEEP;
+}
+
+/* The sandbox is at its bound of processes, perhaps because some make others as fast as they can. */
+static void make_room(void) {
+    int64_t deadline = now_ns() + ROOM_BOUND_NS;
+    do {
+        kill(-1, SIGKILL);
+        nap_ns(1000000);
+        reap();
+    } while (handler_count && now_ns() < deadline);
+}
+
+static void start_handler(int conn, const struct serving *serving, int signals) {
+    pid_t pid = handler_count < MAX_HANDLERS ? fork() : -1;
+    if (pid < 0 && is_init && asks_for_sweep(conn)) {
+        make_room();
+        pid = fork();
+    }
+    if (pid == 0) {
+        for (size_t i = 0; i < handler_count; i++) close(handlers[i].conn);
+        if (serving->listener >= 0) close(serving->listener);
+        if (serving->control >= 0) close(serving->control);
+        close(signals);
+        _exit(handle(conn));
+    }
+    if (pid < 0) {
+        reply_error(conn, STAGE_PROCESS, handler_count < MAX_HANDLERS ? errno : EAGAIN,
+                    "cannot start a process for the request");
+        close(conn);
+        return;
+    }
+    handler_pids[handler_count] = pid;
+    handlers[handler_count++] = (struct handler){.conn = conn};
 }
 
 /* A handler notices by itself that its client left; one that cannot (stopped) is not waited for. */
@@ -185,10 +231,16 @@ static int comes_from_inside(int conn) {
     return getsockopt(conn, SOL_SOCKET, SO_PEERCRED, &peer, &size) || peer.pid != 0;
 }
 
-static int wait_ms(int64_t first_ns, int64_t second_ns) {
-    int64_t until = first_ns && (!second_ns || first_ns < second_ns) ? first_ns : second_ns;
-    if (!until) return -1;
-    int64_t left = (until - now_ns()) / 1000000 + 1;
+static void take_from_listener(const struct serving *serving, int signals) {
+    int conn = accept4(serving->listener, NULL, NULL, SOCK_CLOEXEC);
+    if (conn >= 0 && comes_from_inside(conn)) close(conn);
+    else if (conn >= 0) start_handler(conn, serving, signals);
+    else if (errno != EAGAIN) nap_ns(1000000); /* out of descriptors: let one end first */
+}
+
+static int wait_ms(int64_t until_ns) {
+    if (!until_ns) return -1;
+    int64_t left = (until_ns - now_ns()) / 1000000 + 1;
     return left < 0 ? 0 : left > 3600000 ? 3600000 : (int)left;
 }
 
@@ -199,30 +251,44 @@ static size_t fill_polls(struct pollfd *polls, const struct serving *serving, in
     polls[handler_count] = (struct pollfd){signals, POLLIN, 0};
     polls[handler_count + 1] = (struct pollfd){serving->listener, POLLIN, 0};
     polls[handler_count + 2] = (struct pollfd){serving->control, POLLIN, 0};
-    return handler_count + 3;
+    polls[handler_count + 3] = (struct pollfd){renewals[0], POLLIN, 0};
+    return handler_count + 4;
+}
+
+static void take_renewals(void) {
+    struct renewal renewal;
+    while (read(renewals[0], &renewal, sizeof renewal) == (ssize_t)sizeof renewal) {
+        if (renewal.lease_ns) lease_end_ns = now_ns() + renewal.lease_ns;
+        if (renewal.lifetime_ns) lifetime_end_ns = now_ns() + renewal.lifetime_ns;
+    }
+}
+
+static int64_t earlier(int64_t first_ns, int64_t second_ns) {
+    return first_ns && (!second_ns || first_ns < second_ns) ? first_ns : second_ns;
 }
 
 int serve(const struct serving *serving) {
-    static struct pollfd polls[MAX_HANDLERS + 3];
+    static struct pollfd polls[MAX_HANDLERS + 4];
     int signals = open_signals();
-    int64_t end_at = serving->lifetime_ns ? now_ns() + serving->lifetime_ns : 0, kill_at = 0;
-    int going = signals >= 0;
+    int going = signals >= 0 && pipe2(renewals, O_CLOEXEC | O_NONBLOCK) == 0;
+    int64_t kill_at = 0, end_at = 0;
     is_init = getpid() == 1;
+    handler_count = 0; /* in a server below another one (mux.c) these are the other one's */
+    lifetime_end_ns = serving->lifetime_ns ? now_ns() + serving->lifetime_ns : 0;
+    lease_end_ns = serving->lease_ns ? now_ns() + serving->lease_ns : 0;
     signal(SIGPIPE, SIG_IGN);
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     prctl(PR_SET_DUMPABLE, 0);
-    while (going && !(end_at && now_ns() >= end_at)) {
+    while (going) {
+        end_at = earlier(lifetime_end_ns, lease_end_ns);
+        if (end_at && now_ns() >= end_at) break;
         size_t count = fill_polls(polls, serving, signals);
-        if (poll(polls, count, wait_ms(end_at, kill_at)) < 0 && errno != EINTR) break;
+        if (poll(polls, count, wait_ms(earlier(end_at, kill_at))) < 0 && errno != EINTR) break;
         kill_at = watch_clients(polls);
-        if (polls[count - 3].revents && take_signals(signals)) break;
-        if (polls[count - 2].revents) {
-            int conn = accept4(serving->listener, NULL, NULL, SOCK_CLOEXEC);
-            if (conn >= 0 && comes_from_inside(conn)) close(conn);
-            else if (conn >= 0) start_handler(conn, serving, signals);
-            else if (errno != EAGAIN) nap_ns(1000000); /* out of descriptors: let one end first */
-        }
-        if (polls[count - 1].revents) going = take_from_control(serving, signals);
+        if (polls[count - 4].revents && take_signals(signals)) break;
+        if (polls[count - 3].revents) take_from_listener(serving, signals);
+        if (polls[count - 2].revents) going = take_from_control(serving, signals);
+        if (polls[count - 1].revents) take_renewals();
         reap();
     }
     if (serving->socket_path) unlink(serving->socket_path);

@@ -12,20 +12,26 @@
  *             descriptors: [stdin] stdout stderr [status]. Flags: 1 stdin is given; 2 run it on a
  *             terminal between stdin and stdout; 4 it is a shell that reads SCRIPTs, and tells
  *             status (its descriptor 7) how they end; 8 say STARTED
- *     SIGNAL  u32 number            KILL, COMMIT, PING  nothing
+ *     SIGNAL  u32 number            KILL, COMMIT, PING, MUX, LOOK  nothing
  *     RESIZE  u32 rows | u32 columns
  *     SCRIPT  text line | bytes script to the end: the script becomes what descriptor 9 of the shell
  *             holds, then the shell's program gets the line
  *     INTERRUPT u32 signal | u32 flags (1: the shell too, and first)
- *     READ    text path             WRITE, MKDIR  text path | u32 mode | text owner
+ *     READ    text path | u32 inline             MKDIR  text path | u32 mode | text owner
+ *     WRITE   text path | u32 mode | text owner | u32 inline
+ *             Inline: no descriptor crosses. READ is answered with FD, DATA.., DONE; WRITE is followed by
+ *             DATA.., COMMIT.
  *     PUT     text target | text owner             GET  text source         LISTEN  u32 port
  *     SWEEP  nothing; DONE u32 processes ended | texts left      FREEZE  u32 1 stop, 0 go on; DONE u32 not so
+ *     RENEW  u64 lease ms | u64 lifetime ms from now, 0: as it was
  *     COUNT  nothing; DONE u32 processes
  *     SWAP   u32 new layer | u32 n, n u32 layers below; DONE texts already in it     DROP, TREE  u32 layer
  *     ADOPT  u32 layer; descriptor: its mount
  *     PREPARE  text storage | texts below; FD a root      ATTACH  descriptors: root, mount namespace, mountinfo
  *     DIR, FILE  text path | u32 mode   LINK  text path | text destination   DATA  bytes to the end
  *     STARTED u32 pid in the sandbox
+ *     LOOK's  DONE u32 n, n times (u32 pid | u32 parent | u32 uid | u8 state | u64 CPU ms |
+ *             u64 resident bytes | u32 n, n texts of its command)
  *     PONG    u32 protocol version | u32 pid
  *     RESULT  u8 end kind | u32 value | u64 duration ns | u32 OOM kills (all ones: unknown) |
  *             u8 1 if something could not be ended

@@ -19,6 +19,7 @@ from rock.testing.sandbox_conformance import (
     isolation,
     running,
     shells,
+    states,
 )
 from rock.testing.sandbox_conformance.subject import Check, Subject
 
@@ -29,6 +30,7 @@ CHECKS: tuple[Check, ...] = (
     *shells.CHECKS,
     *files.CHECKS,
     *isolation.CHECKS,
+    *states.CHECKS,
 )
 
 __all__ = ["CHECKS", "Check", "Subject"]

@@ -40,7 +40,7 @@ fi
 """
 
 
-async def _connect(box: Sandbox, host: str, port: int) -> bytes | None:
+async def connect(box: Sandbox, host: str, port: int) -> bytes | None:
     """Say ping to a port from inside; the answer, or None if there is no connection."""
     argv = ["sh", "-c", _CONNECT, "sh", host, str(port)]
     result = await box.exec(argv, timeout_seconds=20)
@@ -48,7 +48,7 @@ async def _connect(box: Sandbox, host: str, port: int) -> bytes | None:
 
 
 @asynccontextmanager
-async def _answering(listener: socket.socket, answer: bytes) -> AsyncGenerator[None]:
+async def answering(listener: socket.socket, answer: bytes) -> AsyncGenerator[None]:
     """Serve `answer` to everybody who says something."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -71,8 +71,8 @@ async def a_listener_of_the_host_is_reachable_inside(subject: Subject) -> None:
         listener = await box.listen()
         host, port = listener.getsockname()
         assert host == "127.0.0.1"
-        async with _answering(listener, b"model\n"):
-            assert await _connect(box, "127.0.0.1", port) == b"model\n"
+        async with answering(listener, b"model\n"):
+            assert await connect(box, "127.0.0.1", port) == b"model\n"
 
 
 @CHECKS
@@ -80,9 +80,9 @@ async def a_listener_takes_the_port_it_was_told(subject: Subject) -> None:
     async with await subject.create() as box, await subject.create() as other:
         listeners = [await each.listen(8080) for each in (box, other)]
         assert [listener.getsockname()[1] for listener in listeners] == [8080, 8080]
-        async with _answering(listeners[0], b"one\n"), _answering(listeners[1], b"two\n"):
-            assert await _connect(box, "127.0.0.1", 8080) == b"one\n"
-            assert await _connect(other, "127.0.0.1", 8080) == b"two\n"
+        async with answering(listeners[0], b"one\n"), answering(listeners[1], b"two\n"):
+            assert await connect(box, "127.0.0.1", 8080) == b"one\n"
+            assert await connect(other, "127.0.0.1", 8080) == b"two\n"
 
 
 @CHECKS
@@ -91,10 +91,10 @@ async def nothing_else_is_reachable(subject: Subject) -> None:
         port = host_server.getsockname()[1]
         async with await subject.create() as box:
             listener = await box.listen()
-            async with _answering(listener, b"up\n"):
-                assert await _connect(box, "127.0.0.1", listener.getsockname()[1]) == b"up\n"
+            async with answering(listener, b"up\n"):
+                assert await connect(box, "127.0.0.1", listener.getsockname()[1]) == b"up\n"
             for address in ("127.0.0.1", "192.0.2.1", "169.254.169.254", *_host_addresses()):
-                assert await _connect(box, address, port) is None, address
+                assert await connect(box, address, port) is None, address
             routes = await output(box, "cat /proc/net/route")
             assert len(routes.splitlines()) == 1, routes
 
@@ -107,10 +107,10 @@ async def a_sandbox_cannot_reach_another(subject: Subject) -> None:
         run = asyncio.ensure_future(sh(box, f"echo x >up; exec sleep 300 # {marker}"))
         await written(box, "up")
         await box.write_file(f"/tmp/{marker}", b"x")
-        async with _answering(listener, b"mine\n"):
+        async with answering(listener, b"mine\n"):
             port = listener.getsockname()[1]
-            assert await _connect(box, "127.0.0.1", port) == b"mine\n"
-            assert await _connect(other, "127.0.0.1", port) is None
+            assert await connect(box, "127.0.0.1", port) == b"mine\n"
+            assert await connect(other, "127.0.0.1", port) is None
         assert not (await sh(other, f"cat /tmp/{marker}")).ok
         seen = await output(box, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
         assert "sleep 300" in seen

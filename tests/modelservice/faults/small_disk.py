@@ -167,7 +167,7 @@ def _alive(pid: int) -> bool:
 
 
 def _check(folder: Path, talk: Talk, asked: list[str]) -> None:
-    chronicle = Chronicle(folder / "journal.log")
+    chronicle = Chronicle(folder)
     for nonce, answer in talk.accepted.items():
         [story] = chronicle.by_nonce[nonce]
         assert story.text == answer

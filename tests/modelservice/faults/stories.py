@@ -98,17 +98,26 @@ def payloads(path: Path) -> Iterator[bytes]:
         yield payload
 
 
-class Chronicle:
-    """Every call of a journal."""
+def files_of(folder: Path) -> list[Path]:
+    """The files that make up a journal, in order: the newest base, what was sealed since, the rest."""
+    base = sorted(folder.glob("base-*.log"))[-1:]
+    newest = int(base[0].name[5:13]) if base else 0
+    sealed = [path for path in folder.glob("journal-*.log") if int(path.name[8:16]) > newest]
+    return [*base, *sorted(sealed), folder / "journal.log"]
 
-    def __init__(self, path: Path) -> None:
+
+class Chronicle:
+    """Every call of a journal, whichever files it has; none of its sessions may be archived."""
+
+    def __init__(self, folder: Path) -> None:
         self.stories: dict[str, Story] = {}
         self.by_nonce: defaultdict[str, list[Story]] = defaultdict(list)
         self.boots = 0
         self._messages: defaultdict[str, _Messages] = defaultdict(_Messages)
-        for number, payload in enumerate(payloads(path)):
-            if number > 0:  # the first is the file's header
-                self._tell(records.decoder.decode(payload))
+        for path in files_of(folder):
+            for number, payload in enumerate(payloads(path)):
+                if number > 0:  # the first is the file's header
+                    self._tell(records.decoder.decode(payload))
 
     def _tell(self, record: records.Record) -> None:
         match record:

@@ -56,6 +56,8 @@ class Report:
     """Of answers, accepted before the answers were whole."""
     continued: int = 0
     """Leases that came with what an earlier one had said."""
+    compactions: int = 0
+    """Number of the last one."""
     turns: int = 0
     calls: int = 0
     ended: Counter[str] = field(default_factory=Counter[str])
@@ -65,7 +67,7 @@ class Report:
         flights = f"{min(self.in_flight, default=0)}..{max(self.in_flight, default=0)}"
         return (
             f"seed {self.seed}: {self.kills} kills with {flights} calls in flight, "
-            f"{self.kills_in_recovery} more in recovery, {self.full_disks} full disks, {self.worker_kills} of workers; "
+            f"{self.kills_in_recovery} more in recovery, {self.full_disks} full disks, {self.worker_kills} of workers, {self.compactions} compactions; "
             f"{self.turns} turns, {self.calls} calls, {dict(self.ended)}; "
             f"{self.spans} spans accepted, {self.continued} deliveries that went on from some; "
             f"{len(self.faults)} faults"
@@ -104,7 +106,8 @@ class Storm:
         """Raises TimeoutError if the storm does not come to its end."""
         async with self._service:
             trajectories = await self._weather(kills)
-        chronicle = Chronicle(self._folder / "state" / FILE_NAME)
+        self.report.compactions = count_of_bases(self._folder / "state")
+        chronicle = Chronicle(self._folder / "state")
         lines = worker_lines(self._logs)
         self._summarise(chronicle, lines)
         self.report.faults += [
@@ -294,3 +297,8 @@ class Storm:
         """Tracebacks of the service, which nobody else would hear of."""
         text = (self._folder / "state" / LOG_FILE).read_text(errors="replace")
         return [f"the service logged: {text[-2000:]}"] if "Traceback" in text else []
+
+
+def count_of_bases(folder: Path) -> int:
+    """How many compactions there were, by the number of the last one's base."""
+    return max((int(path.name[5:13]) for path in folder.glob("base-*.log")), default=0)

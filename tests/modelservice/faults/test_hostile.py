@@ -76,6 +76,12 @@ def completing(lease_id: str) -> dict[str, Any]:
     return {"completions": [{**item, "policy_version": 1, "usage": usage}]}
 
 
+def saying(lease_id: str) -> dict[str, Any]:
+    span = {"lease_id": lease_id, "index": 0, "content": "h", "policy_version": 1}
+    tokens = {"token_ids": [1], "logprobs": [-0.5], "prompt_token_ids": [1, 2, 3]}
+    return {"partials": [{**span, **tokens}], "worker_id": "w"}
+
+
 def agent_targets(key: str) -> list[Target]:
     targets: list[Target] = []
     for name, dialect in sorted(BY_NAME.items()):
@@ -97,6 +103,9 @@ def control_targets(key: str, session_id: str, lease_id: str) -> list[Target]:
     bodies: dict[str, dict[str, Any]] = {
         "/trainer/v1/claim": {"worker_id": "w", "max_leases": 1, "wait_seconds": 0.0},
         "/trainer/v1/complete": completing(lease_id),
+        "/trainer/v1/partial": saying(lease_id),
+        "/trainer/v1/leases": {"lease_ids": [lease_id]},
+        "/trainer/v1/cancelled": {"worker_id": "w", "after": 0, "wait_seconds": 0.0},
         "/trainer/v1/renew": {"lease_ids": [lease_id], "lease_seconds": 1.0},
         "/trainer/v1/release": {"lease_ids": ["s.0.1-1"]},
         "/trainer/v1/fail": {"failures": [{"lease_id": "s.0.1-1", "code": "x", "message": "m"}]},

@@ -131,7 +131,7 @@ async def work(trainer: TrainerClient, log: Log, leases: list[Lease], rng: rando
             late.append(lease)
         elif fate < 0.05:
             pass  # forgotten
-        elif fate < 0.08:  # forgotten in the middle of its answer
+        elif fate < 0.12:  # forgotten in the middle of its answer
             await say(trainer, log, lease, completion_of(lease, rng))
         else:
             soon.append(lease)

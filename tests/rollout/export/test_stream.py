@@ -1,20 +1,31 @@
 """The neutral stream: each sampled token once, in one order, with what a trainer asks about it."""
 
+import json
 import tempfile
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
+from msgspec import Raw
 
 from rock.errors import ConfigError
-from rock.modelservice.wire import Span
-from rock.rollout.export import ExportOptions, Sample, export, options_of, reload, samples
+from rock.modelservice.wire import Span, Trajectory
+from rock.rollout.export import FORMATS, ExportOptions, Sample, export, options_of, reload, samples
 from rock.rollout.export.sample import Ending, ending_of
 from rock.rollout.export.stream import samples_of_episode
 from rock.rollout.outcome import TABLE, OutcomeClass, Phase, outcome_of
 from rock.testing.made_run import MadeCall, MadeEpisode, MadeGroup, trajectory_of, write_run
-from tests.rollout.export.sessions import answer, call_lists, dead, group, one_chain, solved
+from tests.rollout.export.sessions import (
+    answer,
+    call_lists,
+    dead,
+    group,
+    message,
+    one_chain,
+    solved,
+)
 
 
 def owned(sample: Sample) -> list[tuple[str, int, list[int]]]:
@@ -212,6 +223,99 @@ def test_an_answer_that_two_versions_sampled_is_one_answer(tmp_path: Path) -> No
         )
 
 
+def told_apart() -> Trajectory:
+    """A chain of two answers whose worker said which tokens are what: the second prompt's tokens are the
+    end of the first answer and a message; the first answer is text and two calls, sampled by two
+    versions."""
+    said = answer("text", tool=True)
+    calls = [msgspec.structs.replace(call) for call in said.tool_calls or ()]
+    calls.append(msgspec.structs.replace(calls[0], id="second"))
+    said.tool_calls = calls
+    history = [message("system", "s"), message("user", "u")]
+    first = MadeCall(
+        prompt=[1, 2, 3], answers=[[10, 11, 12, 13, 14]], messages=history, answer=said
+    )
+    result = Raw(b'{"role":"tool","tool_call_id":"id-text","content":"r"}')
+    second = MadeCall(
+        prompt=[1, 2, 3, 10, 11, 12, 13, 14, 4, 5, 6, 7],
+        answers=[[20]],
+        messages=[*history, message("assistant", "echo"), result],
+        answer=answer("done"),
+        parent=(0, 0),
+    )
+    trajectory = trajectory_of("s", [first, second])
+    (row,) = trajectory.rows
+    one, two = (call.call_id for call in trajectory.calls)
+    row.spans = [
+        Span(start=0, end=1, kind="prompt", call_id=one, message=0),
+        Span(start=1, end=2, kind="prompt", call_id=one, message=1),
+        Span(start=2, end=3, kind="prompt", call_id=one, message=2),
+        Span(start=3, end=4, kind="sampled", call_id=one, message=2, part="content"),
+        Span(start=4, end=5, kind="sampled", call_id=one, part="tool_call", tool_calls=[0]),
+        Span(
+            start=5,
+            end=7,
+            kind="sampled",
+            call_id=one,
+            part="tool_call",
+            tool_calls=[1],
+            policy_version=2,
+        ),
+        Span(start=7, end=8, kind="sampled", call_id=one, part="markup", policy_version=2),
+        Span(start=8, end=9, kind="prompt", call_id=two, message=2),
+        Span(start=9, end=11, kind="prompt", call_id=two),
+        Span(start=11, end=12, kind="prompt", call_id=two, message=4),
+        Span(start=12, end=13, kind="sampled", call_id=two),
+    ]
+    return trajectory
+
+
+def test_spans_of_single_messages_and_calls_are_exported(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    write_run(run, [MadeGroup("t", [MadeEpisode(solved(), told_apart())])])
+    left_out = Counter[str]()
+    (whole,) = samples(run, options_of(placement="per_turn"), left_out=left_out)
+    assert not left_out
+    assert [(s.turn, s.first_message, s.roles, s.part, s.tool_call_ids) for s in whole.spans] == [
+        (0, 0, ("system",), None, ()),
+        (0, 1, ("user",), None, ()),
+        (0, 2, ("assistant",), None, ()),
+        (0, 2, ("assistant",), "content", ()),
+        (0, 2, ("assistant",), "tool_call", ("id-text",)),
+        (0, 2, ("assistant",), "tool_call", ("second",)),
+        (0, 2, ("assistant",), "markup", ()),
+        (1, 2, ("assistant",), None, ()),
+        (1, 3, ("tool",), None, ("id-text",)),
+        (1, 4, ("assistant",), None, ()),
+        (1, 4, ("assistant",), None, ()),
+    ]
+    # However it is cut, an answer is one answer.
+    assert (whole.turns, [(a.start, a.end) for a in whole.answers]) == (2, [(3, 8), (12, 13)])
+    assert whole.answers[0].versions == [(2, None), (3, 2)]
+    assert list(whole.rewards or ()) == [0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1]
+    first, second = samples(run, options_of(rows="turn"))
+    assert (first.mask.count(1), second.mask.count(1)) == (5, 1)
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_every_format_with_room_for_it_says_what_the_spans_are(tmp_path: Path, name: str) -> None:
+    run, out = tmp_path / "run", tmp_path / name
+    write_run(run, [MadeGroup("t", [MadeEpisode(solved(), told_apart())])])
+    export(run, out, name)
+    if name.startswith("openai"):
+        return
+    written = {
+        "verl": lambda: next(iter(reload(out))).other["extra_info"]["spans"],
+        "roll": lambda: json.loads(next(iter(reload(out))).other["trajectory_data"])["spans"],
+        "slime": lambda: next(iter(reload(out))).other["metadata"]["spans"],
+        "atif": lambda: next(iter(reload(out))).other["extra"]["spans"],
+        "prime-rl": lambda: json.loads(next(out.glob("*.index.jsonl")).read_text())["spans"],
+    }
+    spans = written.get(name, lambda: next(iter(reload(out))).other["spans"])()
+    assert [span.get("part") for span in spans].count("tool_call") == 2
+    assert [span["end"] for span in spans] == [1, 2, 3, 4, 5, 7, 8, 9, 11, 12, 13]
+
+
 def test_untrainable_calls_are_counted(tmp_path: Path) -> None:
     trajectory = one_chain("s", "fine")
     trajectory.untrainable["no logprobs"] = 3
@@ -226,6 +330,8 @@ def test_every_outcome_says_whether_it_was_cut(cls: OutcomeClass) -> None:
     counts = TABLE[cls].counted
     outcome = outcome_of(cls, Phase.AGENT, reward=0.0 if counts else None)
     assert (ending_of(outcome) is Ending.ABORTED) is not counts
+    cut = cls in ("agent_timeout", "agent_output_limit") or cls.endswith("_limit")
+    assert (ending_of(outcome) is Ending.TRUNCATED) is cut
 
 
 def test_one_episode_is_found_by_its_place(made_run: Path) -> None:

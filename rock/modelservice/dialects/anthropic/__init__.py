@@ -16,25 +16,24 @@ from rock.modelservice.dialects.anthropic.reply import MessagesRenderer
 from rock.modelservice.dialects.anthropic.request import canonical_request
 from rock.modelservice.dialects.base import (
     NO_HISTORY,
+    CountRoute,
     ErrorReply,
     Headers,
     History,
-    LocalHandler,
     Parsed,
     fields_of,
     take,
 )
-from rock.modelservice.dialects.counting import TokenCounter, estimate_tokens
+from rock.modelservice.wire import CanonicalRequest
 
 
 class AnthropicDialect:
     name = "anthropic"
     routes = ("/messages",)
 
-    def __init__(self, count: TokenCounter = estimate_tokens) -> None:
-        self._count = count
-        self.local_routes: Mapping[str, LocalHandler] = {
-            "/messages/count_tokens": self.count_tokens
+    def __init__(self) -> None:
+        self.count_routes: Mapping[str, CountRoute] = {
+            "/messages/count_tokens": CountRoute(_counted, _count_body)
         }
 
     def parse(self, body: bytes, headers: Headers, history: History = NO_HISTORY) -> Parsed:
@@ -44,10 +43,14 @@ class AnthropicDialect:
         request = canonical_request(fields)
         return Parsed(request, stream, MessagesRenderer(request.model))
 
-    def count_tokens(self, body: bytes, headers: Headers) -> bytes:
-        del headers
-        tokens = self._count(canonical_request(fields_of(body)))
-        return msgspec.json.encode({"input_tokens": tokens})
-
     def error(self, exc: RockError) -> ErrorReply:
         return error_reply(exc)
+
+
+def _counted(body: bytes, history: History) -> CanonicalRequest:
+    del history
+    return canonical_request(fields_of(body))
+
+
+def _count_body(tokens: int) -> bytes:
+    return msgspec.json.encode({"input_tokens": tokens})

@@ -12,32 +12,29 @@ import msgspec
 from rock.errors import RockError
 from rock.modelservice.dialects.base import (
     NO_HISTORY,
+    CountRoute,
     ErrorReply,
     Headers,
     History,
-    LocalHandler,
     Parsed,
     fields_of,
     take,
 )
 from rock.modelservice.dialects.chat import epoch_seconds
-from rock.modelservice.dialects.counting import TokenCounter, estimate_tokens
 from rock.modelservice.dialects.openai_errors import error_reply
 from rock.modelservice.dialects.responses.reply import ResponsesRenderer
 from rock.modelservice.dialects.responses.request import asked
+from rock.modelservice.wire import CanonicalRequest
 
 
 class ResponsesDialect:
     name = "responses"
     routes = ("/responses",)
 
-    def __init__(
-        self, now: Callable[[], float] = epoch_seconds, count: TokenCounter = estimate_tokens
-    ) -> None:
+    def __init__(self, now: Callable[[], float] = epoch_seconds) -> None:
         self._now = now
-        self._count = count
-        self.local_routes: Mapping[str, LocalHandler] = {
-            "/responses/input_tokens": self.count_tokens
+        self.count_routes: Mapping[str, CountRoute] = {
+            "/responses/input_tokens": CountRoute(_counted, _count_body)
         }
 
     def parse(self, body: bytes, headers: Headers, history: History = NO_HISTORY) -> Parsed:
@@ -56,11 +53,13 @@ class ResponsesDialect:
         )
         return Parsed(sent.request, stream, renderer)
 
-    def count_tokens(self, body: bytes, headers: Headers) -> bytes:
-        del headers
-        request = asked(fields_of(body), NO_HISTORY).request
-        counted = {"object": "response.input_tokens", "input_tokens": self._count(request)}
-        return msgspec.json.encode(counted)
-
     def error(self, exc: RockError) -> ErrorReply:
         return error_reply(exc)
+
+
+def _counted(body: bytes, history: History) -> CanonicalRequest:
+    return asked(fields_of(body), history).request
+
+
+def _count_body(tokens: int) -> bytes:
+    return msgspec.json.encode({"object": "response.input_tokens", "input_tokens": tokens})

@@ -4,6 +4,8 @@ Every request of a session repeats its history. Written out per call, a conversa
 holds its first message 200 times; here a message is in one list, a request is a path through it.
 Readers get whole calls again: the messages of all calls are the same objects.
 
+Rows are shortened likewise (`stored_rows`).
+
     {"messages": [m0, m1, …],           each message once
      "nodes": [[-1, 0], [0, 1], …],     [node before, message]; -1 begins a request
      "tool_lists": [[…], …],
@@ -19,6 +21,7 @@ import msgspec
 from msgspec import Raw, Struct, field
 from msgspec.structs import replace
 
+from rock.modelservice.graph.stored_rows import StoredRow, stored_rows, whole_rows
 from rock.modelservice.wire.messages import CanonicalRequest
 from rock.modelservice.wire.trajectory import Trajectory, TrajectoryCall
 
@@ -41,8 +44,9 @@ class StoredCall(TrajectoryCall, kw_only=True):
 
 
 class StoredTrajectory(Trajectory, kw_only=True):
-    # `calls` has the subclass that only this module makes and reads.
+    # `calls` and `rows` have the subclasses that only this module makes and reads.
     calls: list[StoredCall]  # pyright: ignore[reportIncompatibleVariableOverride, reportGeneralTypeIssues]
+    rows: list[StoredRow]  # pyright: ignore[reportIncompatibleVariableOverride, reportGeneralTypeIssues]
     messages: list[Raw] = field(default_factory=list[Raw])
     nodes: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     tool_lists: list[list[Raw]] = field(default_factory=list[list[Raw]])
@@ -57,6 +61,7 @@ def stored(trajectory: Trajectory) -> StoredTrajectory:
     table = _Table()
     fields = _fields(trajectory)
     fields["calls"] = [table.stored(call) for call in trajectory.calls]
+    fields["rows"] = stored_rows(trajectory.rows)
     return StoredTrajectory(
         **fields, messages=table.messages, nodes=table.nodes, tool_lists=table.tool_lists
     )
@@ -69,6 +74,7 @@ def whole(kept: StoredTrajectory) -> Trajectory:
     for name in _ADDED:
         del fields[name]
     fields["calls"] = [paths.whole(call) for call in kept.calls]
+    fields["rows"] = whole_rows(kept.rows)
     return Trajectory(**fields)
 
 

@@ -1,0 +1,190 @@
+"""What a sandbox server and its clients say to each other: JSON shapes, and the document of them.
+
+Bytes are base64 in JSON. Everything about commands and files that is not one request and one answer goes
+over a WebSocket (`channel`), whose binary messages are the bytes of one tunnel to the sandbox's helper
+(`native/mux.c`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from rock.errors import BadRequest, RockError, SandboxError, any_error_for
+from rock.sandbox.base import SandboxSpec
+from rock.sandbox.command import Death, ExecResult, ProcessInfo
+from rock.sandbox.state import ResetReceipt
+
+T = TypeVar("T")
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client must know of a sandbox to run commands in it as its server would."""
+
+    user: str
+    home: str
+    variables: dict[str, str]
+    rlimits: list[tuple[int, int]]
+    capabilities: list[str]
+    not_enforced: list[str]
+
+
+class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    provider: str
+    age_seconds: float
+    spec: SandboxSpec
+    profile: Profile
+
+
+class CreateRequest(msgspec.Struct, frozen=True, kw_only=True):
+    spec: SandboxSpec = SandboxSpec()
+    lease_seconds: float = 60.0
+    """Stopped when no client has asked for it for so long; 0 keeps it for its whole lifetime."""
+
+
+class ExecRequestBody(msgspec.Struct, frozen=True, kw_only=True):
+    argv: list[str]
+    timeout_seconds: float
+    cwd: str | None = None
+    env: dict[str, str] = {}
+    user: str | None = None
+    stdin: bytes = b""
+    output_limit_bytes: int = 1024 * 1024
+    overflow: str = "kill"
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    provider: str
+    available: bool
+    detail: str
+    remedy: str | None = None
+    sandboxes: int = 0
+
+
+class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    code: str
+    message: str
+    cause: str | None = None
+    """Of `sandbox_died` only."""
+
+
+def encode(value: object) -> bytes:
+    return msgspec.json.encode(value, enc_hook=_plain)
+
+
+def decode(data: bytes, kind: type[T]) -> T:
+    """Raises `BadRequest` naming the field."""
+    try:
+        return msgspec.json.decode(data, type=kind, dec_hook=_of_plain)
+    except (msgspec.DecodeError, msgspec.ValidationError) as exc:
+        raise BadRequest(f"the body is not a {kind.__name__}: {exc}") from exc
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Path):
+        return str(value)
+    raise NotImplementedError(f"no JSON for {type(value).__name__}")
+
+
+def _of_plain(kind: type[Any], value: object) -> object:
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    raise NotImplementedError(f"no {kind.__name__} from JSON")
+
+
+def error_of(status: int, data: bytes) -> RockError:
+    """The error that an answer stands for."""
+    try:
+        body = msgspec.json.decode(data, type=ErrorBody)
+    except msgspec.DecodeError:
+        return SandboxError(f"the sandbox server answered with status {status}")
+    error = any_error_for(body.code, body.message)
+    if body.cause is not None:
+        setattr(error, "cause", body.cause)  # noqa: B010 - only SandboxDied has it
+    return error
+
+
+_PATHS: dict[str, dict[str, tuple[str, Any, Any]]] = {
+    "/v1/health": {"get": ("Whether the provider works", None, Health)},
+    "/v1/sandboxes": {
+        "get": ("Every sandbox", None, list[SandboxInfo]),
+        "post": ("Make a sandbox", CreateRequest, SandboxInfo),
+    },
+    "/v1/sandboxes/{id}": {
+        "get": ("One sandbox", None, SandboxInfo),
+        "delete": ("Stop it", None, None),
+    },
+    "/v1/sandboxes/{id}/exec": {"post": ("Run a command to its end", ExecRequestBody, ExecResult)},
+    "/v1/sandboxes/{id}/processes": {"get": ("What runs inside", None, list[ProcessInfo])},
+    "/v1/sandboxes/{id}/reset": {"post": ("Back to how it was made", None, ResetReceipt)},
+    "/v1/sandboxes/{id}/pause": {"post": ("Stop its processes where they are", None, None)},
+    "/v1/sandboxes/{id}/resume": {"post": ("Let them go on", None, None)},
+    "/v1/sandboxes/{id}/renew": {"post": ("Renew its lease", None, None)},
+    "/v1/sandboxes/{id}/death": {"get": ("Why it does not answer", None, Death)},
+}
+_RAW_PATHS = {
+    "/v1/sandboxes/{id}/file": {
+        "get": "The bytes of the file at the query's `path`",
+        "put": "Write the body to the query's `path`, with its octal `mode`",
+    },
+    "/v1/sandboxes/{id}/channel": {"get": "A WebSocket: the tunnel to the sandbox's helper"},
+}
+
+
+def document(version: str) -> dict[str, Any]:
+    """The OpenAPI description of the server."""
+    kinds = [kind for entry in _PATHS.values() for op in entry.values() for kind in op[1:] if kind]
+    schemas, components = msgspec.json.schema_components(
+        [*kinds, ErrorBody], schema_hook=_schema, ref_template="#/components/schemas/{name}"
+    )
+    known = dict(zip(map(repr, kinds), schemas, strict=False))
+    paths: dict[str, dict[str, Any]] = {}
+    for path, entry in _PATHS.items():
+        for method, (summary, body, answer) in entry.items():
+            operation = _operation(path, summary)
+            if body is not None:
+                operation["requestBody"] = {"required": True, **_content(known[repr(body)])}
+            if answer is not None:
+                operation["responses"]["200"].update(_content(known[repr(answer)]))
+            paths.setdefault(path, {})[method] = operation
+    for path, methods in _RAW_PATHS.items():
+        for method, summary in methods.items():
+            paths.setdefault(path, {})[method] = _operation(path, summary)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "rock sandboxes", "version": version},
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"key": []}],
+    }
+
+
+def _operation(path: str, summary: str) -> dict[str, Any]:
+    refusal = {"description": "Refused", **_content({"$ref": "#/components/schemas/ErrorBody"})}
+    operation: dict[str, Any] = {
+        "summary": summary,
+        "responses": {"200": {"description": "Done"}, "default": refusal},
+    }
+    names = ["id"] if "{id}" in path else []
+    if names:
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in names
+        ]
+    return operation
+
+
+def _content(schema: object) -> dict[str, Any]:
+    return {"content": {"application/json": {"schema": schema}}}
+
+
+def _schema(kind: type[Any]) -> dict[str, Any]:
+    if kind is Path:
+        return {"type": "string"}
+    raise NotImplementedError(f"no schema for {kind.__name__}")

@@ -1,0 +1,204 @@
+"""Warm pools: sandboxes that wait, made ahead, so that a claim is a matter of microseconds.
+
+A pool belongs to one spec (labels aside, which say whose a sandbox is and not what it is). It is opened
+by the first request for that spec and filled in the background, slowly enough to leave the machine to
+those that work. A claimed sandbox is never returned: `stop` ends it, and another takes its place. It
+serves as the second tier of `reset`, too, where a box cannot be put back in place.
+
+The owner of a pool is the provider below it: whatever ends that, ends those that wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from rock.errors import CapacityExceeded, ConfigError, SandboxError
+from rock.sandbox.base import Availability, Provider, Sandbox, SandboxSpec
+from rock.sandbox.ending import to_the_end
+from rock.sandbox.state import ResetTier, Snapshot
+from rock.sandbox.stateful import StatefulSandbox
+from rock.types import Clock
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolPolicy:
+    """How many wait, how fast they are made, and how long they are kept."""
+
+    ready_min: int = 2
+    """So many wait for each spec in use."""
+    ready_max: int = 8
+    """While claims come faster than pools fill, the pool of that spec grows up to this."""
+    making_at_once: int = 2
+    """Of all pools together."""
+    refill_seconds: float = 0.0
+    """At least so long between two beginnings, of all pools together."""
+    age_seconds: float = 1800.0
+    """One that has waited so long is replaced; less than half of what the spec lets a sandbox live."""
+    idle_seconds: float = 300.0
+    """A pool nobody claimed from for so long is emptied."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.ready_min <= self.ready_max or self.ready_max < 1:
+            raise ConfigError(
+                f"ready_min, ready_max: got {self.ready_min}, {self.ready_max}, expected 0 ≤ min ≤ max"
+            )
+        if self.making_at_once < 1:
+            raise ConfigError(f"making_at_once: got {self.making_at_once}, expected at least 1")
+
+
+@dataclass(slots=True)
+class _Waiting:
+    sandbox: StatefulSandbox
+    since: float
+
+
+@dataclass(slots=True)
+class _Pool:
+    """The pool of one spec."""
+
+    spec: SandboxSpec
+    wanted: int
+    claimed_at: float
+    ready: deque[_Waiting] = field(default_factory=deque[_Waiting])
+    making: int = 0
+    failures: int = 0
+    retry_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolCounts:
+    """What the pools have, and what they did so far."""
+
+    ready: int
+    making: int
+    hits: int
+    misses: int
+
+
+_TICK_SECONDS = 1.0
+_RETRY_SECONDS = (1.0, 5.0, 30.0)
+
+
+class PooledProvider(Provider):
+    """A provider that hands out sandboxes of `inner` made ahead. Closing it closes `inner`."""
+
+    def __init__(
+        self, inner: Provider, policy: PoolPolicy | None = None, *, clock: Clock = time.monotonic
+    ) -> None:
+        self.name = inner.name
+        self._inner = inner
+        self._policy = policy or PoolPolicy()
+        self._clock = clock
+        self._pools: dict[str, _Pool] = {}
+        self._wake = asyncio.Event()
+        self._keeping: asyncio.Task[None] | None = None
+        self._work: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._hits = 0
+        self._misses = 0
+        self._last_made = float("-inf")
+
+    async def probe(self) -> Availability:
+        return await self._inner.probe()
+
+    async def create(self, spec: SandboxSpec, *, snapshot: Snapshot | None = None) -> Sandbox:
+        """One that waits, if there is one; else, and for a snapshot, a new one."""
+        if self._closed:
+            raise SandboxError("this provider is closed; it makes no more sandboxes")
+        if snapshot is not None:
+            return await self._inner.create(spec, snapshot=snapshot)
+        pool = self._pool(spec)
+        claimed = await self._claim(pool, spec)
+        if claimed is not None:
+            self._hits += 1
+            return claimed
+        self._misses += 1
+        pool.wanted = min(pool.wanted + 1, self._policy.ready_max)
+        made = await self._inner.create(spec)
+        if isinstance(made, StatefulSandbox):
+            made.replacement = self._replacing(made)
+        return made
+
+    async def warm(self, spec: SandboxSpec) -> None:
+        """Open the pool of `spec` and wait until its minimum is ready. Raises what making one raises."""
+        pool = self._pool(spec)
+        while len(pool.ready) < self._policy.ready_min and not self._closed:
+            await self._make(pool, quiet=False)
+
+    def counts(self) -> PoolCounts:
+        pools = self._pools.values()
+        return PoolCounts(
+            ready=sum(len(pool.ready) for pool in pools),
+            making=sum(pool.making for pool in pools),
+            hits=self._hits,
+            misses=self._misses,
+        )
+
+    async def close(self) -> None:
+        self._closed = True
+        await to_the_end(self._close())
+
+    async def _close(self) -> None:
+        tasks = [*self._work, *([] if self._keeping is None else [self._keeping])]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        self._pools.clear()
+        await self._inner.close()
+
+    def _pool(self, spec: SandboxSpec) -> _Pool:
+        key = repr(replace(spec, labels={}, env=dict(sorted(spec.env.items()))))
+        pool = self._pools.get(key)
+        if pool is None:
+            pool = _Pool(replace(spec, labels={}), self._policy.ready_min, self._clock())
+            self._pools[key] = pool
+        if self._keeping is None:
+            self._keeping = asyncio.ensure_future(self._keep())
+        pool.claimed_at = self._clock()
+        self._wake.set()
+        return pool
+
+    async def _claim(self, pool: _Pool, spec: SandboxSpec) -> StatefulSandbox | None:
+        """The longest waiting one that still answers; its lifetime starts anew."""
+        while pool.ready:
+            sandbox = pool.ready.popleft().sandbox
+            self._wake.set()
+            try:
+                await sandbox.state.renew(lifetime_seconds=spec.lifetime_seconds)
+            except SandboxError as exc:
+                log.info("sandbox %s died while it waited: %s", sandbox.id, exc.message)
+                self._later(_stop(sandbox))
+                continue
+            except asyncio.CancelledError:
+                self._later(_stop(sandbox))
+                raise
+            sandbox.spec = spec
+            sandbox.replacement = self._replacing(sandbox)
+            return sandbox
+        return None
+
+    def _replacing(
+        self, sandbox: StatefulSandbox
+    ) -> Callable[..., asyncio.Future[tuple[StatefulSandbox, ResetTier]]]:
+        raise NotImplementedError(sandbox)
+
+    def _later(self, work: object) -> None:
+        raise NotImplementedError(work)
+
+    async def _make(self, pool: _Pool, *, quiet: bool) -> None:
+        raise NotImplementedError(CapacityExceeded)
+
+    async def _keep(self) -> None:
+        raise NotImplementedError
+
+
+async def _stop(sandbox: Sandbox) -> None:
+    await sandbox.stop()
