@@ -79,7 +79,7 @@ def test_a_format_name_is_not_taken_for_a_path(tmp_path: Path) -> None:
         ({"provider": "podman"}, r"provider: .*'podman'"),
         (
             {"model": "gpt"},
-            r"model: 'gpt' would be a name in service.backends_file.*expected 'queue'",
+            r"model: expected 'queue'.*service\.backends_file.*got 'gpt'",
         ),
         ({"model": "litellm:"}, r"model: .*expected 'queue'.*\(given: 'litellm:'\)"),
         ({"infra": {"max_failed_fraction": 2}}, r"infra\.max_failed_fraction"),
