@@ -165,7 +165,8 @@ def run(
         "api_base": api_base,
         "provider": provider,
         "concurrency": concurrency,
-        "out": out,
+        # What is typed is relative to where it is typed, not to the run file.
+        "out": out.absolute() if out is not None else None,
     }
     run_file(
         file,
