@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 import rock
+from rock.cli.sandbox_app import sandbox_app
 from rock.errors import ConfigError
 
 app = typer.Typer(
@@ -164,7 +165,8 @@ def run(
         "api_base": api_base,
         "provider": provider,
         "concurrency": concurrency,
-        "out": out,
+        # What is typed is relative to where it is typed, not to the run file.
+        "out": out.absolute() if out is not None else None,
     }
     run_file(
         file,
@@ -249,6 +251,8 @@ def export(
         as_json=json,
     )
 
+
+app.add_typer(sandbox_app, name="sandbox")
 
 tokens_app = typer.Typer(no_args_is_help=True, help="Tokenizers and chat templates.")
 app.add_typer(tokens_app, name="tokens")

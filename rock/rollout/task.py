@@ -128,7 +128,8 @@ def sources_of(task: Task) -> Iterator[tuple[str, str]]:
     for name, file in _all_files(task):
         if file.source is not None:
             yield f"{name}.source", file.source
-    for name, function in (task.grader.functions() if task.grader else {}).items():
+    functions = task.grader.functions() if task.grader is not None else dict[str, str]()
+    for name, function in functions.items():
         path = function.rpartition(":")[0]
         if path.endswith(".py"):
             yield f"grader.{name}", path
