@@ -30,9 +30,10 @@ TAG = "\0"
 
 
 class Strict(BaseModel):
-    """Base of every model for data that a person writes: unknown fields are errors, values frozen."""
+    """Base of every model for data that a person writes: unknown fields are errors, values frozen,
+    numbers finite (no bound is infinite, and JSON has no word for it)."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Environment(Strict):
@@ -106,7 +107,9 @@ def _what(error: ErrorDetails) -> str:
 
 
 def _field(location: tuple[int | str, ...]) -> str:
-    return ".".join(str(part)[:MAX_NAME] for part in location if not str(part).startswith(TAG))
+    """A path of names; a wrong name is named like a wrong value."""
+    parts = [str(part)[:MAX_NAME] for part in location if not str(part).startswith(TAG)]
+    return ".".join(parts[:-1] if parts[-1:] == ["[key]"] else parts)
 
 
 def kind_of(value: Any) -> str:

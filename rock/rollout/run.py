@@ -107,6 +107,7 @@ async def run(
     register(*secret_values(config.secrets))
     refuse_leaks(config, tasks)
     chosen = chosen or Selection()
+    chosen.check(where, {item.task_id for item in tasks})
     may_change = frozenset({"grader"}) if chosen.regrade else frozenset[str]()
     with RunDir.open(where.resolve(), config, source=text, may_change=may_change) as opened:
         async with AsyncExitStack() as stack:
