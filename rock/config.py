@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from rock.errors import ConfigError
-from rock.secrets import telling_values
+from rock.secrets import telling, telling_values
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -96,7 +96,11 @@ def validated(model: type[Model], data: Any, *, source: str) -> Model:
         for error in exc.errors(include_url=False):
             field = _field(error["loc"]) or "(top level)"
             given = error["input"]
-            lines.append(f"{source}: {field}: {_what(error)} (given: {kind_of(given)})")
+            # A wrong field may be the place where somebody keeps a key.
+            shown = (
+                f"a {type(given).__name__}" if telling(field.rpartition(".")[2]) else kind_of(given)
+            )
+            lines.append(f"{source}: {field}: {_what(error)} (given: {shown})")
         raise ConfigError("\n".join(lines)) from exc
 
 
