@@ -42,6 +42,7 @@ class World:
         self.service = service
         self.marker = f"marker-{uuid.uuid4().hex}"
         self.acks = folder / "acks.jsonl"
+        self.held = folder / "acks.held"
         self.trainer: process.Process | None = None
         self.killed = asyncio.Event()
         write_tasks(folder, "t")
@@ -80,14 +81,14 @@ class World:
     async def kill(self, victim: str) -> None:
         match victim:
             case "agent":
-                await wait_until(lambda: bool(self.agents()))
+                await wait_until(self.held.exists)
                 pids = self.agents()
             case "sandbox":
                 pids = list(helpers())
             case "service":
                 pids = [self.service.pid]
             case _:
-                await wait_until(self.acks.with_suffix(".held").exists)
+                await wait_until(self.held.exists)
                 assert self.trainer is not None
                 pids = [self.trainer.pid]
         assert pids
@@ -177,7 +178,7 @@ async def test_whatever_is_killed_in_whatever_phase_the_books_agree(
     process_of_service = ServiceProcess(tmp_path / "service", exit_with_parent=True)
     async with kept_up(process_of_service) as service:
         world = World(tmp_path, service)
-        async with world.training(first="hold" if victim == "trainer" else "-"):
+        async with world.training(first={"agent": "1", "trainer": "0"}.get(victim, "-")):
             result = await world.run(victim, phase)
             assert world.killed.is_set()
             assert (result.exit_code, result.consumed) == (0, 1)

@@ -1,7 +1,7 @@
 """A trainer to be killed: `python -m tests.rollout.trainer CONTROL_URL KEY ACKS HOLD`.
 
-It answers calls and acknowledges groups; what it took is a JSON line in the file ACKS. With HOLD
-`hold` it takes one call, says so in ACKS.held, and never answers.
+It answers calls and acknowledges groups; what it took is a JSON line in the file ACKS. The
+first call that it takes of turn HOLD it never answers, and there is a file ACKS.held then.
 """
 
 import asyncio
@@ -16,10 +16,11 @@ from rock.modelservice.wire import Lease
 from rock.testing import ScriptedPolicy
 
 
-async def main(url: str, key: str, acks: Path, hold: bool) -> None:
+async def main(url: str, key: str, acks: Path, hold: str) -> None:
     async def answer(lease: Lease) -> str:
-        if hold:
-            acks.with_suffix(".held").touch()
+        held = acks.with_suffix(".held")
+        if hold == str(turn_of(lease)) and not held.exists():
+            held.touch()
             await asyncio.Event().wait()
         return "done" if turn_of(lease) else "write 42"
 
@@ -41,4 +42,4 @@ async def main(url: str, key: str, acks: Path, hold: bool) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), sys.argv[4] == "hold"))
+    asyncio.run(main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), sys.argv[4]))
