@@ -96,6 +96,8 @@ class Task(Strict):
         default_factory=dict
     )
     """By name; `oracle` is the right one. An agent never sees them unless it is one."""
+    tags: list[str] = Field(default_factory=list)
+    """Kinds that the task is of, for quotas and curricula."""
     metadata: dict[str, Any] = Field(default_factory=dict)
     timeouts: Timeouts = Timeouts()
 
@@ -138,6 +140,11 @@ def check_sources(loaded: LoadedTask, *, source: str) -> LoadedTask:
     for field, path in sources_of(loaded.task):
         check_source(loaded.folder, path, where=f"{source}: {field}")
     return loaded
+
+
+def work_digest_of(loaded: LoadedTask) -> str:
+    """A fingerprint of the task without its grader: what an agent's work depends on."""
+    return digest_of(LoadedTask(loaded.task.model_copy(update={"grader": None}), loaded.folder))
 
 
 def digest_of(loaded: LoadedTask) -> str:
