@@ -14,7 +14,7 @@ import pytest
 from tests.cli.command import Done, rock, started
 from tests.sandbox.plain_helper import until
 
-pytestmark = pytest.mark.userns
+pytestmark = [pytest.mark.userns, pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 @asynccontextmanager
