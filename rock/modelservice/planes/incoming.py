@@ -47,6 +47,18 @@ class Incoming:
         if self.waiter is not None and not self.waiter.done():
             self.waiter.set_result(None)
 
+    def arrived(self) -> bytes | None:
+        """The body, if it has come and is as it was sent."""
+        if not self.complete or self.bad is not None or "content-encoding" in self.headers:
+            return None
+        return self.body()
+
+    def body(self) -> bytes:
+        """What has come of the body, and stays until `chunks` is cleared."""
+        if len(self.chunks) != 1:
+            self.chunks = [b"".join(self.chunks)]
+        return self.chunks[0]
+
     @property
     def path(self) -> str:
         path = self.target.partition(b"?")[0].partition(b"#")[0]

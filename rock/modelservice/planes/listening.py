@@ -73,13 +73,13 @@ async def _see_off(peers: set[Connection]) -> None:
     """Let replies that are being written go out, for a while; end the rest."""
     for peer in list(peers):
         peer.close_if_idle()
-    tasks = {peer.task for peer in peers if peer.task is not None}
     try:
-        if tasks:
-            await asyncio.wait(tasks, timeout=SHUTDOWN_SECONDS)
+        if peers:
+            await asyncio.wait([peer.at_rest() for peer in peers], timeout=SHUTDOWN_SECONDS)
     finally:
-        for task in tasks:
-            task.cancel()
+        tasks = [peer.task for peer in peers if peer.task is not None]
+        for peer in list(peers):
+            peer.leave()
         await asyncio.gather(*tasks, return_exceptions=True)
         for peer in list(peers):
             peer.abort()
