@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import lru_cache
 from typing import cast
 
 import msgspec
@@ -165,6 +166,16 @@ class Call(Ticket):
         self._waiters: list[Callable[[], None]] | None = None
         session.count(None, self.state)
 
+    @property
+    def model(self) -> str:
+        """The model name in effect: a pin, or what the agent asked for."""
+        return _head(self.request).model
+
+    @property
+    def wanted(self) -> int:
+        """How many choices the request asks for."""
+        return _head(self.request).n
+
     def move(self, event: Event) -> None:
         before = self.state
         self.state = next_state(before, event)
@@ -248,6 +259,19 @@ class Call(Ticket):
         finally:
             self.forget(wake)
         return bool(done)
+
+
+class _Head(Struct, frozen=True):
+    model: str
+    n: int = 1
+
+
+_heads = msgspec.json.Decoder(_Head)
+
+
+@lru_cache(maxsize=256)
+def _head(request: bytes) -> _Head:
+    return _heads.decode(request)  # agents ask turn after turn with the same parameters
 
 
 def _effective(record: records.CallQueued) -> tuple[bytes, int | None]:
@@ -427,7 +451,7 @@ class Conversation:
         if len(self._heard) >= 2 * chains.LOOK_BACK:
             del self._heard[: chains.LOOK_BACK]
         messages = [choice.message for choice in answer.choices]
-        self._heard.append(chains.Earlier(call.chain_class, messages))
+        self._heard.append(chains.earlier(call.chain_class, messages))
 
     def remember(self, call: Call, parameters: bytes) -> None:
         """Let retries of the call find it."""
