@@ -42,7 +42,7 @@ failed" are *results*, not errors; an error means that rock, its input or its su
         ├── TaskError               a task's data or grader is broken
         ├── LedgerError             a run directory cannot be used or does not fit the run
         ├── ExportError             an export directory cannot be used or does not fit the export
-        └── RunFailed               too many infrastructure failures
+        └── RunFailed               a run cannot succeed any more: infrastructure, key, trainer
 """
 
 from __future__ import annotations
@@ -337,7 +337,7 @@ class ExportError(RolloutError):
 
 
 class RunFailed(RolloutError):
-    """Too many episodes ended in an infrastructure failure."""
+    """The run cannot succeed any more."""
 
     code = "run_failed"
 

@@ -7,6 +7,7 @@ reports each item by itself.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -28,7 +29,7 @@ from rock.errors import (
     shown,
 )
 from rock.modelservice import wire
-from rock.modelservice.graph.stored import stored
+from rock.modelservice.graph import stored
 from rock.modelservice.keys import Keys, matches
 from rock.modelservice.planes.plane import Reply, Request, nothing
 from rock.modelservice.service.service import ModelService
@@ -272,7 +273,8 @@ class ControlPlane:
         return _ok(info)
 
     async def _trajectory(self, request: Request, name: str) -> Reply:
-        return _ok(stored(await self._service.read_trajectory(SessionId(name))))
+        found = await self._service.read_trajectory(SessionId(name))
+        return Reply(200, await asyncio.to_thread(stored.encode, found))
 
     async def _interceptors(self, request: Request, name: str) -> Reply:
         return _ok(self._service.interceptors())

@@ -49,8 +49,8 @@ class Prepared(Struct, frozen=True):
 
 
 def prepare(completion: Completion) -> Prepared:
-    """Raises `BadRequest` for text that is not Unicode (a lone surrogate from a policy in Python), and
-    for a negative `usage`."""
+    """Raises `BadRequest` for text that is not Unicode (a lone surrogate from a policy in Python),
+    for numbers that nobody could store, and for a negative `usage`."""
     prompt, reason = tokens.pack_prompt(
         completion.prompt_token_ids, continues=completion.continues_parent
     )
@@ -61,6 +61,8 @@ def prepare(completion: Completion) -> Prepared:
         mark = hashlib.sha256(_plain.encode(completion))  # CPUs have instructions for it
     except UnicodeEncodeError as exc:
         raise BadRequest(f"the completion is not valid Unicode: {exc}", param="choices") from exc
+    except OverflowError as exc:
+        raise BadRequest("the completion has a number of more than 64 bits") from exc
     mark.update(prompt or b"")
     samples = [tokens.pack_sample(one.token_ids, one.logprobs) for one in completion.choices]
     return Prepared(completion, prompt, reason, samples, mark.digest()[:16])

@@ -402,7 +402,8 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
 
     async def read_trajectory(self, session_id: SessionId) -> wire.Trajectory:
         """`trajectory`, wherever the session is."""
-        return export.trajectory(await self._upkeep.book_later(session_id), session_id)
+        book = await self._upkeep.book_later(session_id)
+        return await export.trajectory_later(book, session_id)
 
     def exported_call(self, session_id: SessionId, call_id: str) -> wire.TrajectoryCall:
         """One call of a session, as in its trajectory. Raises `NotFound`."""
