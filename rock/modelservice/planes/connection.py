@@ -14,18 +14,17 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Coroutine
 from functools import partial
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
-from rock.errors import BadRequest, BodyTimeout, PayloadTooLarge, RockError
-from rock.modelservice.planes.heads import CONTINUE, STREAM_HEAD, head
-from rock.modelservice.planes.incoming import Incoming, decoded
+from rock.errors import BadRequest, PayloadTooLarge, RockError
+from rock.modelservice.planes.adapter import Adapter
+from rock.modelservice.planes.heads import CONTINUE, head, stream_head
+from rock.modelservice.planes.incoming import Incoming
 from rock.modelservice.planes.plane import EventStream, Outcome, Parked, Reply, Request
-from rock.modelservice.settings import ServiceConfig
 
 log = logging.getLogger(__name__)
 
@@ -35,34 +34,6 @@ MAX_AHEAD = 16
 MAX_AHEAD_BYTES = 1 << 20
 """The same for their bodies together."""
 LINGER_SECONDS = 10.0
-
-Handle: TypeAlias = Callable[[Request], Outcome]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """What a listener takes from a peer; `settings` explains each."""
-
-    max_body_bytes: int
-    body_seconds: float = 60.0
-    peer_timeout_seconds: float = 60.0
-
-    @classmethod
-    def of(cls, config: ServiceConfig) -> Bounds:
-        return cls(
-            max_body_bytes=config.max_body_bytes,
-            body_seconds=config.body_seconds,
-            peer_timeout_seconds=config.peer_timeout_seconds,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Adapter:
-    """A plane, as a listener needs it."""
-
-    handle: Handle
-    refusal: Callable[[RockError], Reply]
-    bounds: Bounds
 
 
 class Connection(asyncio.Protocol):
@@ -295,9 +266,8 @@ class Connection(asyncio.Protocol):
     # --- requests ---
 
     def _too_large(self) -> PayloadTooLarge:
-        return PayloadTooLarge(
-            f"the body is over the limit of {self._adapter.bounds.max_body_bytes} bytes"
-        )
+        most = self._adapter.bounds.max_body_bytes
+        return PayloadTooLarge(f"the body is over the limit of {most} bytes")
 
     def _next(self) -> None:
         """Begin what has come, one after the other, until one request has to wait. Not by recursion:
@@ -306,9 +276,12 @@ class Connection(asyncio.Protocol):
             return
         self._turning = True
         try:
-            while self._queue and not self._busy and not self._queue[0].answered:
+            while self._queue and not self._busy and not self._transport.is_closing():
+                first = self._queue[0]
+                if first.answered:
+                    break
                 self._busy = True
-                self._settle(self._queue[0], self._begun(self._queue[0]))
+                self._settle(first, self._begun(first))
         finally:
             self._turning = False
 
@@ -363,7 +336,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _answer(self, incoming: Incoming, reply: Reply) -> None:
-        """Write a reply and go on; if the peer does not take it yet, a task waits for that."""
+        """Write a reply and go on, or wait until the peer takes it: see `resume_writing`."""
         if self._transport.is_closing():
             reply.lost()
         else:
@@ -379,7 +352,7 @@ class Connection(asyncio.Protocol):
             reply.sent()
         self._finish(incoming)
 
-    def _unwritable(self, reply: Reply | EventStream, exc: BaseException) -> None:
+    def _unwritable(self, reply: Reply | EventStream, exc: Exception) -> None:
         reply.lost()
         log.error("a reply could not be written: %s", type(exc).__name__)
         self._transport.abort()  # or its reader would wait for the rest for ever
@@ -405,11 +378,11 @@ class Connection(asyncio.Protocol):
             await self._write_stream(incoming, reply)
         except ConnectionError:
             reply.lost()
-        except asyncio.CancelledError:
-            reply.lost()
-            raise
-        except BaseException as exc:
+        except Exception as exc:
             self._unwritable(reply, exc)
+            raise
+        except BaseException:
+            reply.lost()
             raise
         else:
             reply.sent()
@@ -417,29 +390,12 @@ class Connection(asyncio.Protocol):
     async def _read(self, incoming: Incoming) -> bytes:
         """The whole body. Raises PayloadTooLarge, BodyTimeout, BadRequest."""
         if not incoming.complete and incoming.bad is None:
-            await self._rest_of(incoming)
+            if incoming.headers.get("expect", "").lower() == "100-continue" and not incoming.size:
+                self._transport.write(CONTINUE)
+            await incoming.wait(self._adapter.bounds.body_seconds)
         if incoming.bad is not None:
             raise incoming.bad
-        body = incoming.body()
-        incoming.chunks.clear()
-        sent = incoming.headers.get("content-encoding")
-        if sent is None:
-            return body
-        encoding = sent.strip().lower()
-        if encoding in ("", "identity"):
-            return body
-        return decoded(body, encoding, self._adapter.bounds.max_body_bytes)
-
-    async def _rest_of(self, incoming: Incoming) -> None:
-        if incoming.headers.get("expect", "").lower() == "100-continue" and incoming.size == 0:
-            self._transport.write(CONTINUE)
-        incoming.waiter = self._loop.create_future()
-        seconds = self._adapter.bounds.body_seconds
-        try:
-            async with asyncio.timeout(seconds):
-                await incoming.waiter
-        except TimeoutError as exc:
-            raise BodyTimeout(f"the body did not arrive within {seconds:g} s") from exc
+        return incoming.unpacked(self._adapter.bounds.max_body_bytes)
 
     def _finish(self, incoming: Incoming) -> None:
         """The reply is written; go on, or close."""
@@ -484,11 +440,8 @@ class Connection(asyncio.Protocol):
         if isinstance(incoming.bad, PayloadTooLarge) or self.closing:
             incoming.keep_alive = False
         chunked = incoming.version == "1.1"
-        opening = STREAM_HEAD + (b"" if incoming.keep_alive else b"Connection: close\r\n")
         async with contextlib.aclosing(reply.frames) as frames:
-            await self._send(
-                opening + (b"Transfer-Encoding: chunked\r\n\r\n" if chunked else b"\r\n")
-            )
+            await self._send(stream_head(incoming.keep_alive, chunked))
             async for frame in frames:
                 await self._send(b"%x\r\n%b\r\n" % (len(frame), frame) if chunked else frame)
             if chunked:

@@ -14,7 +14,8 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from rock.errors import ConfigError
-from rock.modelservice.planes.connection import Adapter, Bounds, Connection, Handle
+from rock.modelservice.planes.adapter import Adapter, Bounds, Handle
+from rock.modelservice.planes.connection import Connection
 
 __all__ = ["Adapter", "Bounds", "Handle", "bind", "listening", "url_of"]
 
