@@ -58,14 +58,14 @@ def prepare(completion: Completion) -> Prepared:
         completion = replace(completion, prompt_token_ids=None)
     _check_usage(completion.usage)
     try:
-        mark = hashlib.sha256(_plain.encode(completion))  # CPUs have instructions for it
+        mark = hashlib.blake2b(_plain.encode(completion), digest_size=16)
     except UnicodeEncodeError as exc:
         raise BadRequest(f"the completion is not valid Unicode: {exc}", param="choices") from exc
     except OverflowError as exc:
         raise BadRequest("the completion has a number of more than 64 bits") from exc
     mark.update(prompt or b"")
     samples = [tokens.pack_sample(one.token_ids, one.logprobs) for one in completion.choices]
-    return Prepared(completion, prompt, reason, samples, mark.digest()[:16])
+    return Prepared(completion, prompt, reason, samples, mark.digest())
 
 
 def _check_usage(usage: Usage | None) -> None:
