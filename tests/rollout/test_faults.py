@@ -103,11 +103,9 @@ class World:
         kills: list[asyncio.Task[None]] = []
 
         def on_event(event: Event) -> None:
-            first = isinstance(event, PhaseEntered) and (event.plan.index, event.plan.attempt) == (
-                0,
-                1,
-            )
-            if first and event.phase is phase and not kills:
+            if not isinstance(event, PhaseEntered) or event.phase is not phase or kills:
+                return
+            if (event.plan.index, event.plan.attempt) == (0, 1):
                 kills.append(asyncio.ensure_future(self.kill(victim)))
 
         config = run_file(
