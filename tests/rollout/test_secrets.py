@@ -17,7 +17,7 @@ from rock.config import secret_values
 from rock.errors import ConfigError
 from rock.modelservice.keys import read_keys
 from rock.rollout.leaks import refuse_leaks
-from rock.rollout.runfile import RunFile
+from rock.rollout.runfile import RunFile, load_run_file
 from rock.rollout.task import LoadedTask, Task
 from rock.secrets import MARK, RedactingStream, Register, register
 from rock.testing.fake_engine import FakeAnswer, error_reply, fake_openai_server
@@ -235,6 +235,15 @@ def test_a_secret_on_its_way_into_a_sandbox_is_refused_by_its_field(
     with pytest.raises(ConfigError, match=f"^{field}.*holds a secret") as caught:
         refuse_leaks(run, [loaded])
     assert HOSTED not in str(caught.value)
+
+
+def test_a_key_in_the_wrong_field_is_not_repeated_in_the_message(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        json.dumps({**BASE, "agent": {"command": ["a"]}, "api_key": "sk-not-known-yet"})
+    )
+    with pytest.raises(ConfigError, match=r"api_key: Extra inputs .*\(given: a str\)"):
+        load_run_file(path)
 
 
 def test_a_run_without_secrets_is_let_pass(tmp_path: Path) -> None:
