@@ -129,6 +129,8 @@ class Book:
                 call.cut_off = True
             if call.state is State.LEASED:
                 call.move(Event.RELEASE)
+        for session in self.sessions:
+            session.restarted = session.restarted or session.open
 
     def change_interceptors(
         self, record: records.InterceptorSet | records.InterceptorRemoved
