@@ -22,7 +22,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Self, TypeAlias
 
 from rock.errors import NotSupported, SandboxError
 from rock.sandbox.command import (
@@ -48,6 +48,7 @@ __all__ = [
     "ExecStatus",
     "Limits",
     "Mount",
+    "Origin",
     "Process",
     "ProcessInfo",
     "Provider",
@@ -57,6 +58,7 @@ __all__ = [
     "TerminalSize",
 ]
 
+Origin: TypeAlias = Literal["new", "pool", "snapshot"]
 DEFAULT_READ_LIMIT_BYTES = 64 * 1024 * 1024
 DEFAULT_TREE_LIMIT_BYTES = 1024**3
 DEFAULT_TREE_LIMIT_ENTRIES = 100_000
@@ -128,6 +130,8 @@ class Sandbox(ABC):
 
     id: str
     spec: SandboxSpec
+    origin: Origin = "new"
+    """How it came to be: made for whoever asked, or ahead (`pool`), or from a snapshot."""
 
     @abstractmethod
     async def exec(
