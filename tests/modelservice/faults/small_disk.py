@@ -99,8 +99,8 @@ class Talk:
             while not await self.ask(nonce):  # noqa: ASYNC110 - the service says nothing
                 await asyncio.sleep(0.05)
 
-    async def keep_working(self, trainer: TrainerClient) -> None:
-        while True:
+    async def keep_working(self, trainer: TrainerClient, stop: asyncio.Event) -> None:
+        while not stop.is_set():
             await self.work(trainer)
 
     async def exchange(self, nonces: list[str], trainer: TrainerClient) -> bool:
@@ -153,12 +153,14 @@ async def a_service_that_is_kept_up(folder: Path) -> None:
         async with talking(service, key, retry_seconds=30.0) as (talk, trainer):
             fill(folder, leave_bytes=64 * 1024)
             agents = [asyncio.ensure_future(talk.insist(asked[n::8])) for n in range(8)]
-            working = asyncio.ensure_future(talk.keep_working(trainer))
+            stop = asyncio.Event()
+            working = asyncio.ensure_future(talk.keep_working(trainer, stop))
             await _until(lambda: not _alive(first))
             assert len(talk.heard) < len(asked)
             (folder / "filler").unlink()
             await asyncio.gather(*agents)
-            working.cancel()
+            stop.set()  # not cancelled: it is yet to hear that its last answer was taken
+            await working
     _check(folder, talk, asked)
 
 
