@@ -189,7 +189,9 @@ class RemoteSandbox(ChannelSandbox):
             identity=Identity(profile.user, profile.home),
             variables=profile.variables,
             enforced=Enforced(
-                frozenset(Capability(name) for name in profile.capabilities) - NETWORKS,
+                # A reset there ends the stream, and with it what `listen` gave here.
+                frozenset(Capability(name) for name in profile.capabilities)
+                - {Capability.RESET_IN_PLACE, *NETWORKS},
                 tuple(profile.not_enforced),
             ),
         )
@@ -201,8 +203,7 @@ class RemoteSandbox(ChannelSandbox):
     async def reset(self) -> ResetReceipt:
         self._check_not_stopped()
         receipt = await self._server.ask("POST", f"/v1/sandboxes/{self.id}/reset", ResetReceipt)
-        # Listeners hang on the stream to the helper, which a reset ends with all else.
-        return replace(receipt, same_network=False)
+        return _over_a_stream(receipt)
 
     async def set_network(
         self,
@@ -235,7 +236,7 @@ class RemoteSandbox(ChannelSandbox):
             ResetReceipt,
             api.RestoreRequest(snapshot=snapshot_id),
         )
-        return replace(receipt, same_network=False)
+        return _over_a_stream(receipt)
 
     async def pause(self) -> None:
         self._check_not_stopped()
@@ -246,6 +247,12 @@ class RemoteSandbox(ChannelSandbox):
         self._check_not_stopped()
         await self._server.ask("POST", f"/v1/sandboxes/{self.id}/resume", dict[str, Any])
         self.state.paused = False
+
+
+def _over_a_stream(receipt: ResetReceipt) -> ResetReceipt:
+    """Listeners hang on the stream to the helper, which a reset ends with all else."""
+    reason = receipt.reason or "a server's sandbox: listeners end with the stream to it"
+    return replace(receipt, same_network=False, reason=reason)
 
 
 class RemoteProvider(Provider):
