@@ -347,9 +347,25 @@ def run_reset(wanted: str, *, url: str | None, key: str | None) -> None:
     _end(asyncio.run(_with(url, key, wanted, work)))
 
 
+def run_diff(wanted: str, *, url: str | None, key: str | None) -> None:
+    """What was written since it was made; `-` is what was removed."""
+
+    async def work(sandbox: ChannelSandbox) -> int:
+        changes = await _served(sandbox).diff()
+        for one in changes.entries:
+            mark = "-" if one.kind == "removed" else "+"
+            size = f"  {one.size_bytes} bytes" if one.kind == "file" else f"  ({one.kind})"
+            typer.echo(f"{mark} {_plain(one.path)}{'' if mark == '-' else size}")
+        if not changes.complete:
+            typer.echo("rock: there is more, or something could not be read", err=True)
+        return 0
+
+    _end(asyncio.run(_with(url, key, wanted, work)))
+
+
 def _served(sandbox: ChannelSandbox) -> RemoteSandbox:
     if not isinstance(sandbox, RemoteSandbox):
-        raise NotSupported("snapshots are kept by a server: see `rock sandbox serve`")
+        raise NotSupported("this is for sandboxes of a server: see `rock sandbox serve`")
     return sandbox
 
 

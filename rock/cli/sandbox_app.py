@@ -143,6 +143,14 @@ def reset(sandbox: Id, url: Url = None, key: Key = None) -> None:
 
 
 @sandbox_app.command()
+def diff(sandbox: Id, url: Url = None, key: Key = None) -> None:
+    """What was written (+) and removed (-) in a served sandbox since it was made."""
+    from rock.cli.sandbox import run_diff
+
+    run_diff(sandbox, url=url, key=key)
+
+
+@sandbox_app.command()
 def snapshot(sandbox: Id, url: Url = None, key: Key = None) -> None:
     """Keep the files of a served sandbox as they are, and print the snapshot's id."""
     from rock.cli.sandbox import run_snapshot

@@ -15,7 +15,7 @@ import msgspec
 from rock.errors import BadRequest, RockError, SandboxError, any_error_for
 from rock.sandbox.base import SandboxSpec
 from rock.sandbox.command import Death, ExecResult, ProcessInfo
-from rock.sandbox.state import Capability, ResetReceipt
+from rock.sandbox.state import Capability, Changes, ResetReceipt
 
 T = TypeVar("T")
 
@@ -186,6 +186,7 @@ _PATHS: dict[str, dict[str, tuple[str, Any, Any]]] = {
     "/v1/sandboxes/{id}/restore": {
         "post": ("Back to a snapshot of the same kind", RestoreRequest, ResetReceipt)
     },
+    "/v1/sandboxes/{id}/diff": {"get": ("What was written since it was made", None, Changes)},
     "/v1/snapshots": {"get": ("Every snapshot", None, list[SnapshotInfo])},
     "/v1/snapshots/{id}": {"delete": ("Drop it", None, None)},
     "/v1/snapshots/{id}/renew": {"post": ("Renew its lease", None, None)},

@@ -17,14 +17,20 @@ import aiohttp
 
 from rock.errors import NotSupported, ProviderUnavailable, RockError, SandboxDied, SandboxError
 from rock.sandbox import api
-from rock.sandbox.base import Availability, Provider, Sandbox, SandboxSpec
+from rock.sandbox.base import (
+    DEFAULT_DIFF_ENTRIES,
+    Availability,
+    Provider,
+    Sandbox,
+    SandboxSpec,
+)
 from rock.sandbox.box_state import BoxState
 from rock.sandbox.channel import Channel
 from rock.sandbox.channel_sandbox import ChannelSandbox, Identity
 from rock.sandbox.command import Death, DeathCause
 from rock.sandbox.ending import to_the_end
 from rock.sandbox.mux import MuxConnector
-from rock.sandbox.state import Capability, Held, ResetReceipt, Snapshot
+from rock.sandbox.state import Capability, Changes, Held, ResetReceipt, Snapshot
 from rock.sandbox.stateful import NETWORKS, Box, Enforced
 
 log = logging.getLogger(__name__)
@@ -203,6 +209,7 @@ class RemoteSandbox(ChannelSandbox):
     async def reset(self) -> ResetReceipt:
         self._check_not_stopped()
         receipt = await self._server.ask("POST", f"/v1/sandboxes/{self.id}/reset", ResetReceipt)
+        self.state.paused = False
         return _over_a_stream(receipt)
 
     async def set_network(
@@ -218,6 +225,13 @@ class RemoteSandbox(ChannelSandbox):
     async def snapshot(self) -> Snapshot:
         self._check_not_stopped()
         return await self._snapshots.take(self.id)
+
+    async def diff(self, *, max_entries: int = DEFAULT_DIFF_ENTRIES) -> Changes:
+        self._check_not_stopped()
+        found = await self._server.ask("GET", f"/v1/sandboxes/{self.id}/diff", Changes)
+        if len(found.entries) <= max_entries:
+            return found
+        return Changes(entries=found.entries[:max_entries], complete=False)
 
     async def keep_snapshot(self) -> api.SnapshotInfo:
         """A snapshot that the server keeps until somebody drops it."""
@@ -236,6 +250,7 @@ class RemoteSandbox(ChannelSandbox):
             ResetReceipt,
             api.RestoreRequest(snapshot=snapshot_id),
         )
+        self.state.paused = False
         return _over_a_stream(receipt)
 
     async def pause(self) -> None:

@@ -91,6 +91,7 @@ class SandboxServer:
                 web.get(f"{one}/death", self._death),
                 web.post(f"{one}/renew", self._renew),
                 web.post(f"{one}/reset", self._reset),
+                web.get(f"{one}/diff", self._diff),
                 web.post(f"{one}/snapshot", self._snapshot),
                 web.post(f"{one}/restore", self._restore),
                 web.get("/v1/snapshots", self._list_snapshots),
@@ -246,6 +247,9 @@ class SandboxServer:
 
     async def _reset(self, request: web.Request) -> web.Response:
         return _json(await self._of(request).sandbox.reset())
+
+    async def _diff(self, request: web.Request) -> web.Response:
+        return _json(await self._of(request).sandbox.diff())
 
     async def _snapshot(self, request: web.Request) -> web.Response:
         asked = api.decode(await request.read(), api.SnapshotRequest)

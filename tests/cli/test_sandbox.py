@@ -77,6 +77,8 @@ async def test_files_are_kept_gone_back_to_and_started_from(tmp_path: Path) -> N
     async with _server(tmp_path):
         box = (await rock("sandbox", "create", home=tmp_path)).out.strip()
         await rock("sandbox", "exec", box, "sh", "-c", "echo one >file", home=tmp_path)
+        shown = (await rock("sandbox", "diff", box, home=tmp_path)).out
+        assert shown == "+ /workspace/file  4 bytes\n"
         kept = (await rock("sandbox", "snapshot", box, home=tmp_path)).out.strip()
         await rock("sandbox", "exec", box, "sh", "-c", "echo two >file", home=tmp_path)
         back = json.loads((await rock("sandbox", "restore", box, kept, home=tmp_path)).out)
