@@ -76,7 +76,7 @@ class Change:
     path: str
     """Absolute, inside."""
     kind: ChangeKind
-    """What is there now."""
+    """What is there now. `removed` also if it had only been written before that."""
     size_bytes: int = 0
     """Of a file."""
 
