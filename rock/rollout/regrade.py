@@ -21,6 +21,7 @@ from rock.rollout.evidence import class_of_error, describe
 from rock.rollout.grading import Exam, SessionBench, Setting, lay_out
 from rock.rollout.groups import final_record
 from rock.rollout.ledger import EpisodeRegraded, GroupState
+from rock.rollout.networks import reach, reaches_of
 from rock.rollout.outcome import Outcome, OutcomeClass, Phase, graded, outcome_of
 from rock.rollout.record import Record, now, seen
 from rock.rollout.rundir import RunDir, plan_of
@@ -94,6 +95,7 @@ class Regrader:
             sandbox = await self._tools.provider.create(setting.spec)
         async with sandbox, Exam(loaded, grader, setting) as exam:
             async with asyncio.timeout(run.limits.setup_seconds):
+                await reach(sandbox, setting.reaches.agent)
                 await lay_out(sandbox, loaded)
                 await exam.prepare(sandbox)
                 await _replace(sandbox, task.workdir, tree)
@@ -128,6 +130,7 @@ class Regrader:
                 labels=labels,
             ),
             folder=self._directory.attempt_folder(plan_of(record)),
+            reaches=reaches_of(run, task),
         )
 
     async def _enter(self, group: GroupState, record: Record, outcome: Outcome) -> None:
