@@ -33,10 +33,11 @@ import msgspec
 from rock import __version__
 from rock.config import validated
 from rock.errors import ConfigError, LedgerError
+from rock.rollout.changes import differences
 from rock.rollout.durable import write_atomically
 from rock.rollout.ledger import Ledger, RunOpened, replay
 from rock.rollout.record import Plan, Record, decode, encode, file_name_of, now
-from rock.rollout.runfile import RunFile, differences
+from rock.rollout.runfile import RunFile
 from rock.secrets import redact
 
 SCHEMA = 1

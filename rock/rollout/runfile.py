@@ -1,7 +1,7 @@
 """`run.yaml`: everything a person decides about a run, checked before anything starts.
 
 Relative paths are relative to the run file. `load_run_file` gives a `RunFile` whose paths are
-absolute; `differences` says which fields two run files disagree on that a resumed run cannot mix.
+absolute.
 """
 
 from __future__ import annotations
@@ -363,21 +363,6 @@ class RunFile(Strict):
         )
 
 
-FREE_TO_CHANGE = frozenset(
-    {
-        "concurrency",
-        "out",
-        "infra",
-        "service",
-        "schedule",
-        "consume_timeout_seconds",
-        "secrets",
-        "pool",
-    }
-)
-"""Fields that a resumed run may change: they do not change what an episode means."""
-
-
 def load_run_file(path: Path, *, overrides: Mapping[str, Any] | None = None) -> RunFile:
     """The run file with absolute paths. Raises `ConfigError`, one line per wrong field.
 
@@ -480,22 +465,3 @@ def _existing(host: Path, where: str) -> Path:
     if not is_there(host):
         raise ConfigError(f"{where}: no such file or folder: {host}")
     return host.resolve()
-
-
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """One line per field in which a resumed run may not differ, but does."""
-    lines: list[str] = []
-    for field in sorted(set(old) | set(new)):
-        if field not in FREE_TO_CHANGE and old.get(field) != new.get(field):
-            lines.extend(_describe(field, old.get(field), new.get(field)))
-    return lines
-
-
-def _describe(field: str, old: Any, new: Any) -> list[str]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        lines: list[str] = []
-        for key in sorted({str(key) for key in [*old, *new]}):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-            if old.get(key) != new.get(key):  # pyright: ignore[reportUnknownMemberType]
-                lines.extend(_describe(f"{field}.{key}", old.get(key), new.get(key)))  # pyright: ignore[reportUnknownMemberType]
-        return lines
-    return [f"{field}: the run has {kind_of(old)}, the run file now says {kind_of(new)}"]

@@ -1,0 +1,41 @@
+"""In which fields the run files of one run may differ, when it is resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rock.config import kind_of
+
+FREE_TO_CHANGE = frozenset(
+    {
+        "concurrency",
+        "out",
+        "infra",
+        "service",
+        "schedule",
+        "consume_timeout_seconds",
+        "secrets",
+        "pool",
+    }
+)
+"""Fields that a resumed run may change: they do not change what an episode means."""
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """One line per field in which a resumed run may not differ, but does."""
+    lines: list[str] = []
+    for field in sorted(set(old) | set(new)):
+        if field not in FREE_TO_CHANGE and old.get(field) != new.get(field):
+            lines.extend(_describe(field, old.get(field), new.get(field)))
+    return lines
+
+
+def _describe(field: str, old: Any, new: Any) -> list[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        lines: list[str] = []
+        for key in sorted({str(key) for key in [*old, *new]}):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+            if old.get(key) != new.get(key):  # pyright: ignore[reportUnknownMemberType]
+                lines.extend(_describe(f"{field}.{key}", old.get(key), new.get(key)))  # pyright: ignore[reportUnknownMemberType]
+        return lines
+    return [f"{field}: the run has {kind_of(old)}, the run file now says {kind_of(new)}"]
