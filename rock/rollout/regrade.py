@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from rock.errors import ModelServiceError, SandboxError, SandboxFileError, TaskError
+from rock.errors import ModelServiceError, SandboxError, SandboxFileError, TaskError, first_error
 from rock.rollout.episode import SLACK_SECONDS, Tools
 from rock.rollout.events import EpisodeGraded
 from rock.rollout.evidence import class_of_error, describe
@@ -25,7 +25,6 @@ from rock.rollout.networks import reach, reaches_of
 from rock.rollout.outcome import Outcome, OutcomeClass, Phase, graded, outcome_of
 from rock.rollout.record import Record, now, seen
 from rock.rollout.rundir import RunDir, plan_of
-from rock.rollout.runner import first_error
 from rock.rollout.task import LoadedTask, Task
 from rock.rollout.workspace import kept_workspace
 from rock.sandbox.base import Sandbox, SandboxSpec

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import tenacity
 
-from rock.errors import RunFailed
+from rock.errors import RunFailed, first_error
 from rock.rollout.curriculum import curriculum
 from rock.rollout.episode import Save, Tools, run_attempt
 from rock.rollout.events import AttemptDone, GroupLeftOut
@@ -361,9 +361,3 @@ def backoff_seconds(infra: InfraConfig, failures: int) -> float:
     state = tenacity.RetryCallState(tenacity.AsyncRetrying(), fn=None, args=(), kwargs={})
     state.attempt_number = max(1, failures)
     return float((wait + jitter)(state))
-
-
-def first_error(error: BaseException) -> BaseException:
-    """The first error in a group of groups; the rest only followed from it."""
-    nested: Sequence[BaseException] = getattr(error, "exceptions", ())
-    return first_error(nested[0]) if nested else error
