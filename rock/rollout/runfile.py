@@ -16,6 +16,7 @@ from rock.config import Strict, kind_of, read_environment, validated
 from rock.errors import ConfigError
 from rock.modelservice.wire import TRAINED, ChainClass
 from rock.rollout.graders import BUILT_IN, QUEUE, AnyGrader, FunctionName, backend
+from rock.rollout.infra import InfraConfig
 from rock.rollout.networks import Reachable, check_run
 from rock.rollout.pooling import PoolConfig
 from rock.rollout.presets import PRESETS, Preset
@@ -26,7 +27,6 @@ from rock.sandbox.base import Limits, Mount
 Count = Annotated[int, Field(ge=1, le=100_000)]
 Tokens = Annotated[int, Field(ge=1)]
 Port = Annotated[int, Field(ge=0, le=65535)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
 
 KINDS = ("command", "preset", "python", "solution")
 """What an agent can be."""
@@ -148,30 +148,6 @@ class SamplingConfig(Strict):
     )
     max_tokens: Count | None = Field(default=None, description="Tokens per answer.")
     stop: list[str] | None = Field(default=None, description="Texts that end an answer.")
-
-
-class InfraConfig(Strict):
-    """What happens when rock, not the policy, failed."""
-
-    max_attempts: Annotated[int, Field(ge=1, le=100)] = Field(
-        default=3, description="Attempts per episode, the first one included."
-    )
-    backoff_seconds: Annotated[float, Field(ge=0, le=600)] = Field(
-        default=1.0, description="Wait before the second attempt; doubles, with jitter, up to 60 s."
-    )
-    retry_from: Literal["start", "setup"] = Field(
-        default="start",
-        description="Where a further attempt begins: at the start, or with the files as they were after "
-        "the task's setup, which then does not run again.",
-    )
-    no_room_seconds: Seconds = Field(
-        default=600.0,
-        description="How long a machine may have no room for a single sandbox before the run gives up.",
-    )
-    max_failed_fraction: Fraction = Field(
-        default=0.2,
-        description="Share of episodes that may end so before the run counts as failed.",
-    )
 
 
 class ScheduleConfig(Strict):

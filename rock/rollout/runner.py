@@ -23,6 +23,7 @@ from rock.rollout.episode import Save, Tools, run_attempt
 from rock.rollout.events import AttemptDone, GroupLeftOut
 from rock.rollout.groups import Publisher
 from rock.rollout.heartbeat import Heartbeat
+from rock.rollout.infra import InfraConfig
 from rock.rollout.ledger import AttemptStarted, EpisodeReopened, GroupDropped, GroupState
 from rock.rollout.outcome import RUN_AGAIN, TABLE, OutcomeClass
 from rock.rollout.planning import (
@@ -38,7 +39,6 @@ from rock.rollout.progress import Handle
 from rock.rollout.record import Plan, Record, now
 from rock.rollout.room import RoomWatch
 from rock.rollout.rundir import RunDir
-from rock.rollout.runfile import InfraConfig
 from rock.rollout.scheduler.core import Scheduler
 from rock.rollout.scheduler.plan import Cancel, Decision, Ending, Reopen, Settled, Start
 from rock.rollout.scheduler.pool import Curriculum

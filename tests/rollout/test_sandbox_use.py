@@ -106,6 +106,34 @@ async def test_each_phase_has_the_network_that_the_run_file_says(
     fresh: bool,
     seen: list[str],
 ) -> None:
+    await _check_phases(
+        tmp_path,
+        service,
+        new_provider(),
+        seen,
+        fresh,
+        {"network": network, "grade_network": grade_network},
+    )
+
+
+@pytest.mark.docker
+async def test_each_phase_has_its_network_in_docker(
+    tmp_path: Path, service: ServiceProcess
+) -> None:
+    networks = {"network": "allowlist", "grade_network": "none", "image": TEST_IMAGE}
+    provider = DockerProvider(base=tmp_path / "b")
+    await _check_phases(tmp_path, service, provider, ["yes", "yes", "no"], False, networks)
+
+
+async def _check_phases(
+    tmp_path: Path,
+    service: ServiceProcess,
+    provider: Provider,
+    seen: list[str],
+    fresh: bool,
+    networks: dict[str, str],
+) -> None:
+    """Setup, agent and grader ask a server of the host; `seen` is what each must have heard."""
     async with host_server() as port:
         url = f"http://127.0.0.1:{port}/"
         script = f"python3 ask.py {url} >"
@@ -119,13 +147,12 @@ async def test_each_phase_has_the_network_that_the_run_file_says(
         check = f'test "$(cat setup.txt agent.txt; python3 ask.py {url})" = "$(printf "%s\n" {expected})"'
         config = run_file(
             tmp_path,
-            network=network,
-            grade_network=grade_network,
+            **networks,
             allowed_hosts=[f"127.0.0.1:{port}"],
             agent={"command": ["sh", "-c", f"{script} agent.txt"], "requires_model": False},
             grader={"command": ["sh", "-c", check], "cwd": "{workdir}", "fresh": fresh},
         )
-        _, (record,) = await done(config, tmp_path, service, new_provider())
+        _, (record,) = await done(config, tmp_path, service, provider)
     assert record.outcome.cls is OutcomeClass.SOLVED, record.outcome
 
 
