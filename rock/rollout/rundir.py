@@ -34,7 +34,7 @@ from rock.config import validated
 from rock.errors import ConfigError, LedgerError
 from rock.rollout.durable import write_atomically
 from rock.rollout.ledger import Ledger, RunOpened, replay
-from rock.rollout.record import Plan, Record, decode, encode, file_name_of, now
+from rock.rollout.record import Plan, Record, encode, file_name_of, now, read_record
 from rock.rollout.runfile import RunFile, differences
 from rock.secrets import redact
 
@@ -136,12 +136,7 @@ class RunDir:
     def read_record(self, plan: Plan, *, grading: int = 1) -> Record | None:
         """The attempt's record, None when it never got one. Raises `LedgerError` for a broken one."""
         path = self.attempt_folder(plan) / file_name_of(grading)
-        try:
-            return decode(path.read_bytes())
-        except FileNotFoundError:
-            return None
-        except msgspec.DecodeError as exc:
-            raise LedgerError(f"{path}: not a record: {exc}") from exc
+        return read_record(path) if path.exists() else None
 
     def close(self) -> None:
         """Let go of the directory. Safe to call twice."""
@@ -179,6 +174,8 @@ def read_info(path: Path) -> RunInfo:
         info = msgspec.json.decode(file.read_bytes(), type=RunInfo)
     except FileNotFoundError as exc:
         raise LedgerError(f"{path}: not a run directory: it has no run.json") from exc
+    except OSError as exc:
+        raise LedgerError(f"{file}: cannot be read: {exc.strerror}") from exc
     except msgspec.DecodeError as exc:
         raise LedgerError(f"{file}: not a run.json: {exc}") from exc
     if info.schema > SCHEMA:
@@ -197,7 +194,7 @@ def read_records(path: Path) -> list[Record]:
             if episode.final_attempt is not None:
                 name = file_name(group.plan.task_id)
                 folder = path / "episodes" / name / str(index) / f"attempt-{episode.final_attempt}"
-                records.append(decode((folder / file_name_of(episode.grading)).read_bytes()))
+                records.append(read_record(folder / file_name_of(episode.grading)))
     return records
 
 

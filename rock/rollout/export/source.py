@@ -10,13 +10,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from rock.errors import LedgerError
 from rock.modelservice.wire import Trajectory
 from rock.rollout.export.sample import GroupInfo, Member
 from rock.rollout.ledger import EpisodeState, GroupState, replay
-from rock.rollout.record import Record, decode, file_name_of
+from rock.rollout.record import Record, file_name_of, read_record
 from rock.rollout.rundir import file_name, read_info
 from rock.rollout.trajectory import read_trajectory
 
@@ -90,12 +88,10 @@ class Run:
     def _record(self, task_id: str, index: int, episode: EpisodeState) -> Record:
         folder = self._folder(task_id, index, episode.final_attempt or 0)
         path = folder / file_name_of(episode.grading)
-        try:
-            return decode(path.read_bytes())
-        except FileNotFoundError as exc:
-            raise LedgerError(f"{path}: the ledger names this record, but it is gone") from exc
-        except msgspec.DecodeError as exc:
-            raise LedgerError(f"{path}: not a record: {exc}") from exc
+        record = read_record(path)
+        if (record.task_id, record.index) != (task_id, index):
+            raise LedgerError(f"{path}: it is of {record.task_id}/{record.index}")
+        return record
 
 
 def open_run(path: Path) -> Run:
