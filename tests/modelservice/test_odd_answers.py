@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from rock.errors import ConfigError
 from rock.modelservice.client.speaking import Voice
+from rock.modelservice.planes.plane import Reply
 from rock.modelservice.policies.openai import OpenAIPolicy
 from rock.modelservice.wire import (
     AssistantMessage,
@@ -39,7 +41,7 @@ def whole(message: dict[str, Any], **more: Any) -> Any:
     """A chat completion with this in its message, and `more` beside its choices."""
     body = json.loads(completion_reply("hello").body)
     body["choices"][0]["message"] |= message
-    return completion_reply("").__class__(200, json.dumps({**body, **more}).encode())
+    return Reply(200, json.dumps({**body, **more}).encode())
 
 
 def hosted(url: str) -> OpenAIPolicy:
@@ -209,3 +211,127 @@ async def test_a_python_policys_odd_span_is_refused(span: Any, tmp_path: Path) -
     async with running_service(tmp_path) as service:
         (call,) = calls_of(service, session.session_id)
     assert call.state == "failed"
+
+
+def worded(text: str) -> dict[str, Any]:
+    """What an engine gives with a chunk that says `text`."""
+    content = [{"token": "?", "logprob": -0.5} for _ in text.encode()]
+    return {"token_ids": list(text.encode()), "logprobs": {"content": content}}
+
+
+def counted(count: int) -> dict[str, Any]:
+    usage = {"prompt_tokens": 3, "completion_tokens": count}
+    return {**chunk({}), "choices": [], "usage": usage}
+
+
+FIRST = {**chunk({"role": "assistant", "content": ""}), "prompt_token_ids": [1, 2, 3]}
+BARE = "the engine streamed a part without token_ids"
+
+
+@pytest.mark.parametrize(
+    ("events", "reason"),
+    [
+        pytest.param(
+            [chunk({"content": "one "}, **worded("one ")), chunk({"content": "two"}), counted(4)],
+            BARE,
+            id="at the end",
+        ),
+        pytest.param(
+            [chunk({"content": "one "}), chunk({"content": "two"}, **worded("two")), counted(3)],
+            BARE,
+            id="at the beginning",
+        ),
+        pytest.param(
+            [
+                chunk({"content": "on"}, **worded("on")),
+                chunk({"content": "e t"}),
+                chunk({"content": "wo"}, **worded("wo")),
+            ],
+            BARE,
+            id="in the middle, uncounted",
+        ),
+        pytest.param(
+            [chunk({"content": "one two"}, **worded("one")), counted(7)],
+            "the engine counted 7 tokens and gave 3 ids",
+            id="in silence",
+        ),
+        pytest.param(
+            [
+                chunk({"content": "one two"}, **worded("one")),
+                chunk({"content": ""}, **worded(" two")),
+                counted(7),
+            ],
+            None,
+            id="late, but all",
+        ),
+    ],
+)
+async def test_ids_that_an_engine_loses_midway_make_the_answer_untrainable(
+    events: list[Any], reason: str | None, tmp_path: Path
+) -> None:
+    lossy = stream_reply(FIRST, *events, chunk({}, "stop"), "[DONE]")
+    async with fake_openai_server(["probe", "probe", lossy]) as server:
+        policy = OpenAIPolicy(
+            "m", base_url=server.url, api_key="k", tokens="required", retries=QUICK
+        )
+        async with running_service(
+            tmp_path, policies={"m": policy}, default_backend="m", stream_grace_seconds=0.05
+        ) as service:
+            session = await new_session(service)
+            async with raw_agent(service, session.key) as http:
+                reply = await http.post("/v1/chat/completions", json={**HELLO, "stream": True})
+            (call,) = calls_of(service, session.session_id)
+    assert "[DONE]" in reply.text
+    assert call.choices[0].message.content == "one two"
+    assert (call.state, call.untrainable) == ("delivered", reason)
+    assert (call.choices[0].token_ids is None) is (reason is not None)
+
+
+async def test_ids_that_an_engine_loses_in_a_whole_answer_make_it_untrainable(
+    tmp_path: Path,
+) -> None:
+    body = json.loads(completion_reply("hello").body)
+    body["choices"][0] |= worded("hel")
+    usage = {"prompt_tokens": 1, "completion_tokens": 5}
+    lossy = Reply(200, json.dumps({**body, "prompt_token_ids": [1], "usage": usage}).encode())
+    async with fake_openai_server(["probe", "probe", lossy]) as server:
+        policy = OpenAIPolicy(
+            "m", base_url=server.url, api_key="k", tokens="required", retries=QUICK
+        )
+        async with running_service(
+            tmp_path, policies={"m": policy}, default_backend="m"
+        ) as service:
+            session = await new_session(service)
+            async with raw_agent(service, session.key) as http:
+                await http.post("/v1/chat/completions", json=HELLO)
+            (call,) = calls_of(service, session.session_id)
+    assert call.untrainable == "the engine counted 5 tokens and gave 3 ids"
+
+
+async def test_an_engine_whose_ids_are_fewer_than_it_counts_is_refused_at_the_start() -> None:
+    body = json.loads(completion_reply("hello").body)
+    body["choices"][0] |= worded("hel")
+    usage = {"prompt_tokens": 1, "completion_tokens": 5}
+    lossy = Reply(200, json.dumps({**body, "prompt_token_ids": [1], "usage": usage}).encode())
+    async with fake_openai_server([lossy]) as server:
+        policy = OpenAIPolicy(
+            "m", base_url=server.url, api_key="k", tokens="required", retries=QUICK
+        )
+        with pytest.raises(ConfigError, match="counted 5 tokens and gave 3 ids"):
+            async with policy:
+                pass
+
+
+async def test_half_a_character_in_an_engines_stream_is_the_engines_fault(tmp_path: Path) -> None:
+    halves = stream_reply(chunk({"content": "\ud83c"}), chunk({}, "stop"), "[DONE]")
+    async with (
+        fake_openai_server([halves]) as server,
+        running_service(
+            tmp_path, policies={"m": hosted(server.url)}, default_backend="m"
+        ) as service,
+    ):
+        session = await new_session(service)
+        async with raw_agent(service, session.key) as http:
+            reply = await http.post("/v1/chat/completions", json={**HELLO, "stream": True})
+    assert reply.status_code == 502
+    assert reply.json()["error"]["code"] == "upstream_error"

@@ -5,7 +5,7 @@ Usage is what the server counted, or unknown; token ids and log-probabilities ar
 
 from __future__ import annotations
 
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, cast, get_args
 
 import msgspec
 from msgspec import Struct
@@ -88,6 +88,7 @@ class _Logprobs(Struct):
 
 
 class _Choice(Struct):
+    index: int | None = None
     message: _Said | None = None
     delta: _Said | None = None
     text: str | None = None
@@ -156,6 +157,18 @@ def reason_against_tokens(completion: Completion) -> str | None:
     return None if completion.prompt_token_ids else "it returns no prompt_token_ids"
 
 
+def reason_against_count(completion: Completion) -> str | None:
+    """Why the token ids are not all that the server counted; None if they are, or if there are none.
+
+    Parsers of tool calls are known to lose ids on the way: those of what they keep to themselves.
+    """
+    given = [choice.token_ids for choice in completion.choices if choice.token_ids is not None]
+    count = sum(map(len, given))
+    if completion.usage is None or not given or count == completion.usage.completion_tokens:
+        return None
+    return f"the engine counted {completion.usage.completion_tokens} tokens and gave {count} ids"
+
+
 class Span:
     """What came since the last time somebody asked."""
 
@@ -190,6 +203,8 @@ class Gathered:
         self._ids: list[int] | None = None
         self._logprobs: list[float] | None = None
         self._usage: Usage | None = None
+        self._bare = False
+        """Whether something was said without its token ids."""
         self._span = Span()
 
     def add(self, chunk: Any) -> None:
@@ -203,7 +218,9 @@ class Gathered:
         reply = msgspec.convert(chunk, _Reply)
         self._usage = _usage(reply.usage, None) or self._usage
         self.prompt_ids = self.prompt_ids or reply.prompt_token_ids
-        for choice in reply.choices[:1]:
+        for choice in reply.choices:
+            if choice.index:
+                continue
             self.begun = True
             self.prompt_ids = self.prompt_ids or choice.prompt_token_ids
             delta = choice.delta or _Said()
@@ -211,12 +228,15 @@ class Gathered:
             for call in delta.tool_calls or ():
                 self._add_call(call)
             self._add_tokens(choice)
+            shows = delta.text or delta.reasoning_content or delta.reasoning or delta.tool_calls
+            self._bare = self._bare or (bool(shows) and choice.token_ids is None)
             if choice.finish_reason is not None:
                 self.finished = _finish(choice.finish_reason)
 
     def _add_text(self, delta: _Said) -> None:
         content = delta.text or ""
         reasoning = delta.reasoning_content or delta.reasoning or ""
+        (content + reasoning).encode()  # half a character, alone, is no text
         self._content.append(content)
         self._reasoning.append(reasoning)
         self._span.content += content
@@ -261,9 +281,12 @@ class Gathered:
             tool_calls=self._calls or None,
         )
         choice = Choice(message, self.finished, self._ids, self._logprobs)
-        return Completion(
+        completion = Completion(
             lease.lease_id, [choice], prompt_token_ids=self.prompt_ids, usage=self._usage
         )
+        if self._bare and self._ids is not None:
+            completion.untrainable = "the engine streamed a part without token_ids"
+        return completion
 
 
 def _choice(choice: _Choice) -> Choice:
@@ -299,20 +322,17 @@ def _finish(given: str | None) -> FinishReason:
 def _usage(given: Any, cost_usd: float | None) -> Usage | None:
     """As counted by the provider, or unknown: never filled in. What cannot be a count is unknown, too:
     an answer is worth more than its bill."""
-    if not isinstance(given, dict):
-        return None
-    counts: Object = given
-    prompt, completion = _count(counts, "prompt_tokens"), _count(counts, "completion_tokens")
+    prompt, completion = _count(given, "prompt_tokens"), _count(given, "completion_tokens")
     if prompt is None or completion is None:
         return None
-    details: Any = counts.get("prompt_tokens_details")
-    cached = _count(details, "cached_tokens") if isinstance(details, dict) else None
+    details = cast("Object", given).get("prompt_tokens_details")
+    cached = _count(details, "cached_tokens")
     return Usage(
         prompt_tokens=prompt, completion_tokens=completion, cached_tokens=cached, cost_usd=cost_usd
     )
 
 
-def _count(counts: Object, name: str) -> int | None:
-    value: Any = counts.get(name)
+def _count(counts: Any, name: str) -> int | None:
+    value: Any = cast("Object", counts).get(name) if isinstance(counts, dict) else None
     whole = isinstance(value, int) and not isinstance(value, bool)
     return value if whole and 0 <= value <= MAX_COUNT else None

@@ -33,6 +33,7 @@ _plain = msgspec.msgpack.Encoder()
 EDITED = "edited"
 MAX_COUNT = 2**53
 """Of tokens in `usage`: what every JSON reader still knows exactly."""
+MAX_REASON_CHARS = 200
 MIN_KEPT = 16
 """A prompt that shares fewer tokens with its parent's sequence is stored whole."""
 
@@ -114,7 +115,8 @@ def answered(
         raise BadRequest(
             f"choices: expected {wanted} (the request's n), got {len(choices)}", param="choices"
         )
-    reason = _reason_against(choices) or prepared.against_prompt
+    reason = (prepared.completion.untrainable or "")[:MAX_REASON_CHARS] or _reason_against(choices)
+    reason = reason or prepared.against_prompt
     parts = prepared.completion.prompt_parts
     if reason is None:
         count = tokens.count(prepared.prompt or b"")
