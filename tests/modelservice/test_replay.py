@@ -332,3 +332,38 @@ async def test_a_fallback_must_be_another_backend_of_the_file(tmp_path: Path) ->
         )
         with pytest.raises(ConfigError, match="backend 'a': fallback: expected"):
             policies_of(file=file)
+
+
+async def test_a_question_is_its_messages_its_tools_and_its_n(tmp_path: Path) -> None:
+    hello: Any = [{"role": "user", "content": "hi"}]
+    other: Any = [{"type": "function", "function": {"name": "other", "parameters": {}}}]
+    asked: list[Object] = [{}, {"tools": TOOLS}, {"tools": other}, {"n": 2}, {"n": 3}]
+    counted: list[Lease] = []
+
+    def number(lease: Lease) -> str:
+        counted.append(lease)
+        return f"answer {len(counted)}"
+
+    async with (
+        running_service(tmp_path / "first") as service,
+        answering(service, ScriptedPolicy(number)),
+    ):
+        session = await new_session(service)
+        async with agent(session.base_url) as client:
+            recorded = [
+                await client.chat.completions.create(model="m", messages=hello, **more)
+                for more in asked[:-1]
+            ]
+        trajectory = service.service.trajectory(session.session_id)  # pyright: ignore[reportArgumentType]
+    policy = ReplayPolicy(Recording([trajectory]))
+    async with running_service(
+        tmp_path / "second", policies={"r": policy}, default_backend="r"
+    ) as service:
+        session = await new_session(service)
+        async with agent(session.base_url) as client:
+            for more, before in reversed(list(zip(asked, recorded, strict=False))):
+                again = await client.chat.completions.create(model="m", messages=hello, **more)
+                heard = [choice.message.content for choice in again.choices]
+                assert heard == [choice.message.content for choice in before.choices]
+            with pytest.raises(openai.BadRequestError, match="its tools or n are not"):
+                await client.chat.completions.create(model="m", messages=hello, **asked[-1])
