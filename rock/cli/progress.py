@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -28,6 +29,8 @@ class ProgressView:
 
     def __init__(self, console: Console) -> None:
         self.console = console
+        self.directory: Path | None = None
+        """Of the run, once it has begun."""
         self._phases: dict[str, str] = {}
         self._acknowledged = 0
         self._bar = Progress(
@@ -56,6 +59,7 @@ class ProgressView:
     def on_event(self, event: Event) -> None:
         match event:
             case RunStarted():
+                self.directory = event.directory
                 self._bar.update(self._task, total=event.episodes, completed=event.done)
                 gone_on = f", {event.done} done before" if event.done else ""
                 self.console.print(

@@ -149,15 +149,9 @@ class _Attempt:
             exam = Exam(self.loaded, grader, self._setting())
             await stack.enter_async_context(exam)
             await self._prepare(exam, sandbox)
-            end, close_reason = await self._agent(sandbox)
+            end, info = await self._agent(sandbox)
             async with self.phases.enter(Phase.EXPORT, self.limits.export_seconds):
-                assert self.seen.session_id is not None
-                exported = await export(
-                    self.tools.admin,
-                    self.seen.session_id,
-                    self.folder,
-                    close_reason=close_reason,
-                )
+                exported = await export(self.tools.admin, info, self.folder)
                 self.seen.exported(exported)
             agent = self.tools.run.agent
             verdict = judge_agent(
@@ -188,7 +182,7 @@ class _Attempt:
             for target, host in self.tools.run.agent.files.items():
                 await sandbox.upload(host, target)
 
-    async def _agent(self, sandbox: Sandbox) -> tuple[AgentEnd, str | None]:
+    async def _agent(self, sandbox: Sandbox) -> tuple[AgentEnd, wire.SessionInfo]:
         """Run the agent in a session of its own; how both ended."""
         run = self.tools.run
         timeout = self.task.timeouts.agent_seconds or run.agent.timeout_seconds
@@ -216,7 +210,7 @@ class _Attempt:
             self.seen.agent = seen(end.result)
             async with self.phases.enter(Phase.EXPORT, self.limits.export_seconds):
                 info = await self.tools.admin.close_session(session.session_id)
-            return end, info.close_reason
+            return end, info
         except BaseException:
             await to_the_end(self._revoke(session.session_id))
             raise
@@ -254,7 +248,7 @@ class _Attempt:
         try:
             async with asyncio.timeout(CLEANUP_SECONDS):
                 info = await admin.close_session(session_id, reason="revoked")
-                kept = await export(admin, session_id, self.folder, close_reason=info.close_reason)
+                kept = await export(admin, info, self.folder)
                 self.seen.exported(kept)
         except (ModelServiceError, TimeoutError, OSError) as exc:
             reason = str(exc) or type(exc).__name__

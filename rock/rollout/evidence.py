@@ -4,7 +4,8 @@ Pure rules, in this order; the first that applies decides.
 
 1. The session closed as stale.
 2. A call ended without reaching the agent, and the agent did not get the same answer later: the
-   infrastructure's cause wins, whatever the agent's exit code says.
+   infrastructure's cause wins, whatever the agent's exit code says. So it is with an agent that failed
+   after a restart of ModelService, which may have lost a request before it was a call.
 3. The agent asked for more than its limits allow.
 4. The watch over its progress stopped it.
 5. How the agent's process ended.
@@ -60,6 +61,8 @@ class SessionSeen:
     calls: Sequence[CallSeen]
     limit: str | None = None
     """Which limit closed it, if one did."""
+    restarted: bool = False
+    """ModelService was started again while it was open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +139,10 @@ def _judge_calls(end: ExecResult, session: SessionSeen) -> Verdict | None:
                 cls=OutcomeClass.UNDELIVERABLE_CALL,
                 detail=f"the answer to call {number} never reached the agent",
             )
+    if session.restarted and end.status is ExecStatus.EXITED and not end.ok:
+        # A request that the old process had not read yet left no trace in the journal.
+        detail = f"ModelService restarted under the agent, which {describe(end)}"
+        return Verdict(cls=OutcomeClass.UNDELIVERABLE_CALL, detail=detail)
     if calls and all(_waited_in_vain(call) for call in calls):
         return Verdict(cls=OutcomeClass.MODEL_FAILED, detail="no call was answered")
     return None

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from pathlib import Path
 
 import msgspec
 
-from rock.errors import LedgerError
 from rock.rollout.integrity import Integrity
 from rock.rollout.outcome import Outcome, OutcomeClass
 from rock.sandbox.base import ExecResult
@@ -126,13 +124,6 @@ def encode(value: msgspec.Struct) -> bytes:
     return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
 
 
-def read_record(path: Path) -> Record:
-    """The record in the file `path`, which a ledger names. Raises `LedgerError`."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Record)
-    except FileNotFoundError as exc:
-        raise LedgerError(f"{path}: the ledger names this record, but it is gone") from exc
-    except OSError as exc:
-        raise LedgerError(f"{path}: cannot be read: {exc.strerror}") from exc
-    except msgspec.DecodeError as exc:
-        raise LedgerError(f"{path}: not a record: {exc}") from exc
+def decode(data: bytes) -> Record:
+    """Raises `msgspec.DecodeError` for what is not a record."""
+    return msgspec.json.decode(data, type=Record)

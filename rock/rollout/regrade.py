@@ -24,6 +24,7 @@ from rock.rollout.ledger import EpisodeRegraded, GroupState
 from rock.rollout.outcome import Outcome, OutcomeClass, Phase, graded, outcome_of
 from rock.rollout.record import Record, now, seen
 from rock.rollout.rundir import RunDir, plan_of
+from rock.rollout.runner import first_error
 from rock.rollout.task import LoadedTask, Task
 from rock.rollout.workspace import kept_workspace
 from rock.sandbox.base import Sandbox, SandboxSpec
@@ -54,11 +55,15 @@ class Regrader:
         self.result = Regraded()
 
     async def run(self, groups: Sequence[GroupState]) -> Regraded:
-        async with asyncio.TaskGroup() as tasks:
-            for group in groups:
-                for index, episode in enumerate(group.episodes):
-                    if episode.final_attempt is not None:
-                        tasks.create_task(self._episode(group, index))
+        """Raises `LedgerError` when a record is gone or cannot be written."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for group in groups:
+                    for index, episode in enumerate(group.episodes):
+                        if episode.final_attempt is not None:
+                            tasks.create_task(self._episode(group, index))
+        except BaseExceptionGroup as errors:
+            raise first_error(errors) from None
         return self.result
 
     async def _episode(self, group: GroupState, index: int) -> None:

@@ -120,8 +120,7 @@ class Runner:
                 await self._drive(scheduler, heart, tasks)
                 beating.cancel()
         except BaseExceptionGroup as errors:
-            # The first own error; the rest only followed from it.
-            failure = _first(errors)
+            failure = first_error(errors)
             if not isinstance(failure, RunFailed):
                 raise failure from None
             return await self._gave_up(heart, failure)
@@ -248,6 +247,7 @@ class Runner:
             await self._enter(group, record, running)
 
         try:
+            await asyncio.to_thread(self._directory.set_aside, plan)
             await self._ledger.append(
                 AttemptStarted(
                     group_id=plan.group_id, index=plan.index, attempt=plan.attempt, at=now()
@@ -341,7 +341,7 @@ def backoff_seconds(infra: InfraConfig, failures: int) -> float:
     return float((wait + jitter)(state))
 
 
-def _first(error: BaseException) -> BaseException:
-    """The first error in a group of groups."""
+def first_error(error: BaseException) -> BaseException:
+    """The first error in a group of groups; the rest only followed from it."""
     nested: Sequence[BaseException] = getattr(error, "exceptions", ())
-    return _first(nested[0]) if nested else error
+    return first_error(nested[0]) if nested else error

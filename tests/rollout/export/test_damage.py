@@ -41,7 +41,7 @@ def of_another(path: Path) -> None:
         ("trajectory.json", cut, "trajectory.json: not a trajectory"),
         ("trajectory.json", a_folder, "trajectory.json: cannot be read: Is a directory"),
         ("record.json", cut, "record.json: not a record"),
-        ("record.json", Path.unlink, "the ledger names this record, but it is gone"),
+        ("record.json", Path.unlink, "the record of a finished episode is gone"),
         ("record.json", a_folder, "record.json: cannot be read: Is a directory"),
     ],
 )
@@ -78,7 +78,9 @@ async def test_show_and_diff_say_it_in_one_line(tmp_path: Path, name: str, compl
 def test_a_record_in_another_episodes_place_is_named(tmp_path: Path) -> None:
     make_run(tmp_path / "run", tasks=2, episodes=2, turns=1)
     of_another(tmp_path / "run" / ATTEMPT / "record.json")
-    with pytest.raises(LedgerError, match=r"record.json: it is of task-1/1"):
+    with pytest.raises(
+        LedgerError, match=r"record.json: it is the record of another attempt: g1.1"
+    ):
         export(tmp_path / "run", tmp_path / "out", "jsonl")
 
 
