@@ -346,9 +346,9 @@ async def test_a_question_is_its_messages_its_tools_and_its_n(tmp_path: Path) ->
     ):
         session = await new_session(service)
         async with agent(session.base_url) as client:
-            recorded = [
-                await client.chat.completions.create(model="m", messages=hello, **more)
-                for more in asked[:-1]
+            create: Any = client.chat.completions.create
+            recorded: list[Any] = [
+                await create(model="m", messages=hello, **more) for more in asked[:-1]
             ]
         trajectory = service.service.trajectory(session.session_id)  # pyright: ignore[reportArgumentType]
     policy = ReplayPolicy(Recording([trajectory]))
@@ -357,12 +357,13 @@ async def test_a_question_is_its_messages_its_tools_and_its_n(tmp_path: Path) ->
     ) as service:
         session = await new_session(service)
         async with agent(session.base_url) as client:
+            create: Any = client.chat.completions.create
             for more, before in reversed(list(zip(asked, recorded, strict=False))):
-                again = await client.chat.completions.create(model="m", messages=hello, **more)
+                again: Any = await create(model="m", messages=hello, **more)
                 heard = [choice.message.content for choice in again.choices]
                 assert heard == [choice.message.content for choice in before.choices]
             with pytest.raises(openai.BadRequestError, match="its tools or n are not"):
-                await client.chat.completions.create(model="m", messages=hello, **asked[-1])
+                await create(model="m", messages=hello, **asked[-1])
 
 
 async def test_a_call_that_is_handed_out_again_gets_the_answer_it_had() -> None:
