@@ -57,7 +57,7 @@ def run_file(
         try:
             result = until_signalled(work)
         except typer.Exit:
-            hint = f"; {again(view.directory)}" if view.directory else ""
+            hint = f"; {_go_on(view.directory)}" if view.directory else ""
             typer.echo(f"rock: interrupted{hint}", err=True)
             raise
     print_result(result)
@@ -92,10 +92,10 @@ def print_result(result: RunResult) -> None:
         typer.echo(f"one trajectory: {shlex.join(command)}")
     if result.failure:
         typer.echo(f"rock: {result.failure}", err=True)
-        typer.echo(f"rock: {again(result.directory)} (--retry infra: also what failed)", err=True)
+        typer.echo(f"rock: {_go_on(result.directory)} (--retry infra: also what failed)", err=True)
 
 
-def again(directory: Path) -> str:
+def _go_on(directory: Path) -> str:
     """How a run that stopped early is gone on with."""
     return f"go on with: {shlex.join(['rock', 'run', '--resume', str(_shown(directory))])}"
 

@@ -22,6 +22,7 @@ from rock.errors import (
     BadUser,
     BadWorkdir,
     CallFailed,
+    CapacityExceeded,
     CommandNotFound,
     ConfigError,
     ContextLengthExceeded,
@@ -205,6 +206,7 @@ _ErrorRules: TypeAlias = Sequence[tuple[tuple[type[Exception], ...], OutcomeClas
 _BY_ERROR: Mapping[Phase, _ErrorRules] = {
     Phase.PROVISION: [
         ((ConfigError, BadUser), OutcomeClass.TASK_INVALID),
+        ((CapacityExceeded,), OutcomeClass.NO_ROOM),
         ((SandboxError, TimeoutError, OSError), OutcomeClass.SANDBOX_CREATE_FAILED),
     ],
     Phase.SETUP: [
@@ -224,6 +226,8 @@ _BY_ERROR: Mapping[Phase, _ErrorRules] = {
     ],
     Phase.GRADE: [
         ((TimeoutError,), OutcomeClass.SANDBOX_DIED),
+        # For the fresh sandbox that some graders want.
+        ((CapacityExceeded,), OutcomeClass.NO_ROOM),
         # A judge is asked through the service.
         ((UpstreamUnauthorized,), OutcomeClass.MODEL_UNAUTHORIZED),
         ((CallFailed, UpstreamError), OutcomeClass.MODEL_FAILED),

@@ -265,9 +265,12 @@ def plan_for(directory: RunDir, group: GroupState, index: int, attempt: int) -> 
     )
 
 
+_NEVER_FINAL = frozenset({OutcomeClass.CANCELLED, OutcomeClass.INTERRUPTED, OutcomeClass.NO_ROOM})
+
+
 def is_final(record: Record, episode: EpisodeState, max_attempts: int) -> bool:
     """Whether no further attempt follows one that ended by itself, or with the harness."""
-    if record.outcome.cls in (OutcomeClass.CANCELLED, OutcomeClass.INTERRUPTED):
+    if record.outcome.cls in _NEVER_FINAL:
         return False
     return not record.outcome.retryable or episode.failures + 1 >= max_attempts
 

@@ -76,6 +76,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Episodes whose last attempt ended in an infrastructure failure."""
     length_bias: LengthBias | None = None
     """What redundant episodes did to the lengths of the others; null without any."""
+    sandboxes: dict[str, int] = {}
+    """How many sandboxes were made for their episode (`new`), ahead (`pool`), or from a snapshot."""
 
 
 def report(records: Sequence[Record]) -> Report:
@@ -91,6 +93,7 @@ def report(records: Sequence[Record]) -> Report:
         pass_at_k=_pass_at_ks(list(by_task.values())),
         infra_failed=sum(record.outcome.cause == "infra" for record in records),
         length_bias=_length_bias(everything),
+        sandboxes=dict(Counter(r.sandbox_origin for r in everything if r.sandbox_origin)),
     )
 
 
@@ -255,6 +258,11 @@ def as_text(figures: Report) -> str:
         lines.append(f"pass@{item.k} {item.value:.3f} over {item.tasks} tasks")
     if (bias := figures.length_bias) is not None:
         lines.append(_bias_line(bias))
+    if figures.sandboxes.keys() - {"new"}:
+        lines.append(
+            f"sandboxes: {figures.sandboxes.get('new', 0)} new, {figures.sandboxes.get('pool', 0)} from "
+            f"the pool, {figures.sandboxes.get('snapshot', 0)} from a snapshot"
+        )
     if total.interval is not None:
         lines.append(f"interval: 95 %, {total.interval.method}")
     return "\n".join(lines) + "\n"

@@ -31,6 +31,7 @@ from rock.rollout.episode import Tools
 from rock.rollout.events import OnEvent, RunEnded, RunStarted, ignore
 from rock.rollout.graders import BUILT_IN, QUEUE
 from rock.rollout.leaks import refuse_leaks
+from rock.rollout.networks import refuse_wide
 from rock.rollout.planning import Selection
 from rock.rollout.record import encode
 from rock.rollout.regrade import Regraded, Regrader
@@ -43,6 +44,7 @@ from rock.rollout.task import LoadedTask
 from rock.rollout.tasks import load_tasks
 from rock.sandbox.base import Provider
 from rock.sandbox.doctor import choose_provider, providers
+from rock.sandbox.pool import PooledProvider
 from rock.secrets import register
 
 EXIT_FINISHED = 0
@@ -105,6 +107,7 @@ async def run(
     where = directory or config.out or _new_directory(source)
     tasks = load_tasks(config.tasks, base=Path.cwd())
     _refuse_ungraded(config, tasks)
+    refuse_wide(config, tasks)
     register(*secret_values([*config.secrets, *_described(config, tasks)]))
     refuse_leaks(config, tasks)
     chosen = chosen or Selection()
@@ -113,6 +116,10 @@ async def run(
     with RunDir.open(where.resolve(), config, source=text, may_change=may_change) as opened:
         async with AsyncExitStack() as stack:
             maker = await _provider(stack, config, provider, docker_host)
+            if config.pool is not None:
+                maker = await stack.enter_async_context(
+                    PooledProvider(maker, config.pool.policy(), owns_inner=False)
+                )
             address = service or await stack.enter_async_context(
                 _service(opened.path, config, _models(config, tasks))
             )

@@ -16,6 +16,8 @@ from rock.config import Strict, kind_of, read_environment, validated
 from rock.errors import ConfigError
 from rock.modelservice.wire import TRAINED, ChainClass
 from rock.rollout.graders import BUILT_IN, QUEUE, AnyGrader, FunctionName, backend
+from rock.rollout.networks import Reachable, check_run
+from rock.rollout.pooling import PoolConfig
 from rock.rollout.presets import PRESETS, Preset
 from rock.rollout.taskfiles import AbsolutePath, Argument, Seconds, Variables, is_there
 from rock.rollout.tasks.plain import read_yaml
@@ -157,6 +159,15 @@ class InfraConfig(Strict):
     backoff_seconds: Annotated[float, Field(ge=0, le=600)] = Field(
         default=1.0, description="Wait before the second attempt; doubles, with jitter, up to 60 s."
     )
+    retry_from: Literal["start", "setup"] = Field(
+        default="start",
+        description="Where a further attempt begins: at the start, or with the files as they were after "
+        "the task's setup, which then does not run again.",
+    )
+    no_room_seconds: Seconds = Field(
+        default=600.0,
+        description="How long a machine may have no room for a single sandbox before the run gives up.",
+    )
     max_failed_fraction: Fraction = Field(
         default=0.2,
         description="Share of episodes that may end so before the run counts as failed.",
@@ -261,6 +272,19 @@ class RunFile(Strict):
         default=None, description="Image of tasks that name none; null is the host's programs."
     )
     grader: AnyGrader | None = Field(default=None, description="Grader of tasks that bring none.")
+    network: Reachable = Field(
+        default="model",
+        description="What the agent may reach: model (and none), allowlist, full; no task gets more.",
+    )
+    grade_network: Reachable = Field(
+        default="none", description="What may be reached while the work is graded."
+    )
+    allowed_hosts: list[str] = Field(
+        default=[], description="Hosts of allowlist: pypi.org, *.example.com, git.example.com:8443."
+    )
+    pool: PoolConfig | None = Field(
+        default=None, description="Sandboxes made ahead; null makes each when it is needed."
+    )
     model: Annotated[str, AfterValidator(backend)] = Field(
         default=QUEUE,
         description="queue (a trainer answers), litellm:NAME (a hosted model), openai:NAME, "
@@ -313,6 +337,7 @@ class RunFile(Strict):
     def _consistent(self) -> Self:
         if self.schedule.min_valid > self.episodes_per_task:
             raise ValueError("schedule.min_valid: expected at most episodes_per_task")
+        check_run(self)
         return self
 
     @model_validator(mode="after")
@@ -339,7 +364,16 @@ class RunFile(Strict):
 
 
 FREE_TO_CHANGE = frozenset(
-    {"concurrency", "out", "infra", "service", "schedule", "consume_timeout_seconds", "secrets"}
+    {
+        "concurrency",
+        "out",
+        "infra",
+        "service",
+        "schedule",
+        "consume_timeout_seconds",
+        "secrets",
+        "pool",
+    }
 )
 """Fields that a resumed run may change: they do not change what an episode means."""
 

@@ -18,6 +18,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from rock.config import Strict
 from rock.rollout.graders import AnyGrader
+from rock.rollout.networks import Reachable
 from rock.rollout.taskfiles import (
     AbsolutePath,
     Argument,
@@ -102,6 +103,14 @@ class Task(Strict):
     """Kinds that the task is of, for quotas and curricula."""
     metadata: dict[str, Any] = Field(default_factory=dict)
     timeouts: Timeouts = Timeouts()
+    network: Reachable | None = None
+    """What the agent and the setup may reach; null is the run's, and more than that is refused."""
+    grade_network: Reachable | None = None
+    """The same while the work is graded."""
+    allowed_hosts: list[str] | None = None
+    """Hosts of `allowlist`; null is the run's."""
+    retry_from: Literal["start", "setup"] | None = None
+    """Where a further attempt begins; null is the run's `infra.retry_from`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Self, cast
 
@@ -112,18 +112,19 @@ class TaskFile(Strict):
         return None if self.text is None else self.text.encode()
 
 
-def _each_once(value: Any) -> Any:
+def _each_once(value: object) -> object:
     """Refuse two spellings of one path, of which only the last would be kept."""
-    if isinstance(value, Mapping):
-        names = [
-            str(PurePosixPath(name))
-            for name in cast("Mapping[Any, Any]", value)
-            if isinstance(name, str)
-        ]
-        twice = next((name for number, name in enumerate(names) if name in names[:number]), None)
-        if twice is not None:
-            raise ValueError(f"expected each file once: {twice[:80]!r} is given twice")
+    names: set[str] = set()
+    for key in _keys(value):
+        name = str(PurePosixPath(key)) if isinstance(key, str) else ""
+        if name in names:
+            raise ValueError(f"expected each file once: {name[:80]!r} is given twice")
+        names.add(name)
     return value
+
+
+def _keys(value: object) -> Iterable[object]:
+    return cast("Mapping[object, object]", value) if isinstance(value, Mapping) else ()
 
 
 def _no_file_in_a_file(files: dict[str, TaskFile]) -> dict[str, TaskFile]:

@@ -26,6 +26,7 @@ from rock.rollout.outcome import TABLE, OutcomeClass, Phase
 from rock.rollout.record import Record, decode
 from rock.rollout.run import RunResult, run
 from rock.rollout.rundir import read_records
+from tests.conftest import TEST_IMAGE
 from tests.rollout.live import address, new_provider, run_file, wait_until, write_tasks
 from tests.rollout.test_cancel import helpers
 from tests.rollout.test_resume import command_line, live_pids
@@ -102,11 +103,9 @@ class World:
         kills: list[asyncio.Task[None]] = []
 
         def on_event(event: Event) -> None:
-            first = isinstance(event, PhaseEntered) and (event.plan.index, event.plan.attempt) == (
-                0,
-                1,
-            )
-            if first and event.phase is phase and not kills:
+            if not isinstance(event, PhaseEntered) or event.phase is not phase or kills:
+                return
+            if (event.plan.index, event.plan.attempt) == (0, 1):
                 kills.append(asyncio.ensure_future(self.kill(victim)))
 
         config = run_file(
@@ -193,3 +192,53 @@ async def test_whatever_is_killed_in_whatever_phase_the_books_agree(
         assert result.report.total.solved == 2
     else:
         assert result.report.total.solved == 2
+
+
+HOG = "data = bytearray(300 * 1024**2); print(len(data))"
+DOCKER = (
+    "docker kill $(docker ps -q --filter label=task_id={task_id} --filter label=run_id={run_id})"
+)
+
+
+@pytest.mark.docker
+@pytest.mark.soak
+async def test_a_container_out_of_memory_is_the_policys_and_a_killed_one_is_not(
+    tmp_path: Path,
+) -> None:
+    names = [f"{kind}-{uuid.uuid4().hex[:8]}" for kind in ("hog", "killed")]
+    write_tasks(tmp_path, *names)
+    kills: list[asyncio.Task[int]] = []
+
+    def on_event(event: Event) -> None:
+        if isinstance(event, PhaseEntered) and event.phase is Phase.AGENT:
+            plan = event.plan
+            if plan.task_id == names[1] and plan.attempt == 1:
+                kills.append(asyncio.ensure_future(_sh(DOCKER.format(**plan.labels()))))
+
+    script = f'case $0 in hog*) exec python3 -c "{HOG}";; esac; sleep 5; echo 42 > answer.txt'
+    config = run_file(
+        tmp_path,
+        agent={
+            "command": ["sh", "-c", script, "{task_id}"],
+            "files": {},
+            "requires_model": False,
+        },
+        image=TEST_IMAGE,
+        provider="docker",
+        limits={"memory_bytes": 64 * 1024**2},
+    )
+    result = await run(config, directory=tmp_path / "run", on_event=on_event)
+    assert [await kill for kill in kills] == [0]
+    assert result.exit_code == 0
+    hog, killed = read_records(tmp_path / "run")
+    assert (hog.outcome.cls, hog.attempt) == (OutcomeClass.OOM, 1)
+    assert (hog.outcome.in_loss, hog.outcome.reward) == (True, 0.0)
+    assert (killed.outcome.cls, killed.attempt) == (OutcomeClass.SOLVED, 2)
+    first = (tmp_path / "run/episodes" / names[1] / "0/attempt-1/record.json").read_bytes()
+    assert decode(first).outcome.cls is OutcomeClass.SANDBOX_DIED
+    assert await _sh(f'test -z "$(docker ps -aq --filter label=run_id={hog.run_id})"') == 0
+
+
+async def _sh(script: str) -> int:
+    started = await process.start(["sh", "-c", script], env=inherited_environment())
+    return await asyncio.wait_for(started.wait(), 30)
