@@ -123,8 +123,8 @@ def test_a_newer_schema_is_refused(made_run: Path, tmp_path: Path) -> None:
     newer = whole.replace(b'"schema":1', b'"schema":2')
     path.write_bytes(newer)
     manifest = tmp_path / "out" / "manifest.json"
-    digests = [hashlib.sha256(data).hexdigest() for data in (whole, newer)]
-    manifest.write_text(manifest.read_text().replace(*digests))
+    before, after = (hashlib.sha256(data).hexdigest() for data in (whole, newer))
+    manifest.write_text(manifest.read_text().replace(before, after))
     with pytest.raises(ExportError, match="schema 2; this rock reads up to 1"):
         list(reload(tmp_path / "out"))
 
