@@ -140,7 +140,7 @@ class RunDir:
 
     def read_record(self, plan: Plan, *, grading: int = 1) -> Record | None:
         """The attempt's record, None when it never got one. Raises `LedgerError` for a broken one."""
-        return _read_record(self.attempt_folder(plan) / file_name_of(grading), plan)
+        return record_at(self.attempt_folder(plan) / file_name_of(grading), plan)
 
     def set_aside(self, plan: Plan) -> None:
         """Move away what lies where a new attempt will work: the ledger, which knows nothing of it,
@@ -201,7 +201,7 @@ def read_info(path: Path) -> RunInfo:
     return info
 
 
-def _read_record(file: Path, plan: Plan) -> Record | None:
+def record_at(file: Path, plan: Plan) -> Record | None:
     """None where there is none. Raises `LedgerError` for a broken one and for another attempt's."""
     try:
         record = decode(file.read_bytes())
@@ -239,7 +239,7 @@ def read_records(path: Path) -> list[Record]:
                 attempt=episode.final_attempt,
             )
             folder = path / attempt_path(plan)
-            record = _read_record(folder / file_name_of(episode.grading), plan)
+            record = record_at(folder / file_name_of(episode.grading), plan)
             if record is None:
                 raise LedgerError(f"{folder}: {GONE}")
             records.append(record)

@@ -164,6 +164,8 @@ def read_rows(folder: Path) -> list[wire.TokenRow]:
         return whole_rows(msgspec.json.decode(path.read_bytes(), type=_Rows).rows)
     except FileNotFoundError:
         return []
+    except OSError as exc:
+        raise LedgerError(f"{path}: cannot be read: {exc.strerror}") from exc
     except msgspec.DecodeError as exc:
         raise LedgerError(f"{path}: not a trajectory: {exc}") from exc
 
@@ -175,5 +177,7 @@ def read_trajectory(folder: Path) -> wire.Trajectory | None:
         return stored.decode(path.read_bytes())
     except FileNotFoundError:
         return None
+    except OSError as exc:
+        raise LedgerError(f"{path}: cannot be read: {exc.strerror}") from exc
     except msgspec.DecodeError as exc:
         raise LedgerError(f"{path}: not a trajectory: {exc}") from exc

@@ -68,6 +68,7 @@ class FakeOpenAI:
         if given and self.tokens != "never":
             body["prompt_token_ids"] = _prompt_of(asked)
             body["choices"][0] |= _tokens_of(msgspec.json.encode(message))
+            body["usage"] = _usage(_prompt_of(asked), body["choices"][0]["token_ids"])
         return Reply(200, json.dumps(body).encode())
 
     def _completion(self, asked: Object, text: str) -> Reply:
@@ -78,7 +79,10 @@ class FakeOpenAI:
             choice["token_ids"] = tokens["token_ids"]
             choice["logprobs"] = {"token_logprobs": values}
             choice["prompt_token_ids"] = _prompt_of(asked)
-        body = {**_HEAD, "object": "text_completion", "choices": [choice], "usage": USAGE}
+        usage = USAGE
+        if "token_ids" in choice:
+            usage = _usage(choice["prompt_token_ids"], choice["token_ids"])
+        body = {**_HEAD, "object": "text_completion", "choices": [choice], "usage": usage}
         return Reply(200, json.dumps(body).encode())
 
 
@@ -149,7 +153,8 @@ def _chunks(asked: Object, message: AssistantMessage, with_tokens: bool) -> list
     for index, call in enumerate(message.tool_calls or ()):
         opened = {"index": index, "id": call.id or f"call_fake_{index}", "type": "function"}
         function = {"name": call.function.name, "arguments": ""}
-        events.append(chunk({"tool_calls": [{**opened, "function": function}]}))
+        none = _tokens_of(b"") if with_tokens else {}
+        events.append(chunk({"tool_calls": [{**opened, "function": function}]}, **none))
         for word in re.findall(r"\s*\S+\s*", call.function.arguments):
             more = {"index": index, "function": {"arguments": word}}
             tokens = _tokens_of(word.encode()) if with_tokens else {}
@@ -157,8 +162,19 @@ def _chunks(asked: Object, message: AssistantMessage, with_tokens: bool) -> list
     events.append(chunk({}, "tool_calls" if message.tool_calls else "stop"))
     options: Object = asked.get("stream_options") or {}
     if options.get("include_usage"):
-        events.append({**chunk({}), "choices": [], "usage": USAGE})
+        usage = USAGE
+        if with_tokens:
+            said = [event["choices"][0] for event in events if not isinstance(event, str)]
+            ids = [number for choice in said for number in choice.get("token_ids", ())]
+            usage = _usage(_prompt_of(asked), ids)
+        events.append({**chunk({}), "choices": [], "usage": usage})
     return [*events, "[DONE]"]
+
+
+def _usage(prompt: list[int], ids: list[int]) -> Object:
+    """What an engine counts that gives its tokens."""
+    total = len(prompt) + len(ids)
+    return {"prompt_tokens": len(prompt), "completion_tokens": len(ids), "total_tokens": total}
 
 
 def _prompt_of(asked: Object) -> list[int]:

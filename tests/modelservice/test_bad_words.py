@@ -141,7 +141,7 @@ async def test_a_usage_that_cannot_be_is_refused_and_the_lease_stays(tmp_path: P
         )
         [result] = (await service.complete(wire.CompleteRequest([wrong]))).results
         assert result.error is not None
-        assert "usage: expected counts of 0 or more, got -1 and 2" in result.error.message
+        assert "usage.prompt_tokens: expected 0 to 2**53, got -1" in result.error.message
         [kept] = service.renew(wire.RenewRequest([lease.lease_id])).results
         assert kept.error is None
 

@@ -346,3 +346,16 @@ def test_errors_have_the_shape_that_clients_read(
     }
     encoder = parse(stream=True).renderer.stream("c1")
     assert frames([encoder.error(exc)]) == [msgspec.json.decode(reply.body)]
+
+
+def test_every_choice_of_a_stream_has_its_own_index_from_its_first_word_to_its_end() -> None:
+    parsed = parse(model="m", messages=[{"role": "user", "content": "hi"}], n=3, stream=True)
+    words = [choice(content=f"word {number}") for number in range(3)]
+    chunks = frames(list(parsed.renderer.stream("c1").answer(answer(*words))))
+    said: dict[int, str] = {}
+    ended: list[int] = []
+    for part in (part for chunk in chunks if chunk != "[DONE]" for part in chunk["choices"]):
+        said[part["index"]] = said.get(part["index"], "") + (part["delta"].get("content") or "")
+        ended += [part["index"]] * (part["finish_reason"] is not None)
+    assert said == {0: "word 0", 1: "word 1", 2: "word 2"}
+    assert ended == [0, 1, 2]

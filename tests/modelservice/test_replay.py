@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import openai
 import pytest
+from msgspec import Raw
 
 from rock.errors import ConfigError
 from rock.modelservice.backends.config import policies_of
@@ -19,7 +20,15 @@ from rock.modelservice.hosting.server import Running
 from rock.modelservice.policies.recording import Recording
 from rock.modelservice.policies.replay import ReplayPolicy
 from rock.modelservice.policies.scripted import tool_call, turn_of
-from rock.modelservice.wire import Lease, SessionSpec, Trajectory
+from rock.modelservice.wire import (
+    AssistantMessage,
+    CanonicalRequest,
+    Choice,
+    Lease,
+    SessionSpec,
+    Trajectory,
+    TrajectoryCall,
+)
 from rock.testing import ScriptedPolicy
 from rock.testing.service import running_service
 from tests.modelservice.live import agent, answering, new_session, raw_agent
@@ -153,19 +162,6 @@ async def test_the_same_question_again_gets_the_next_recorded_answer(tmp_path: P
                 for _ in range(4)
             ]
     assert heard == ["a", "b", "c", "c"]
-
-
-async def test_a_call_handed_out_again_gets_the_same_answer(tmp_path: Path) -> None:
-    recorded = await record(tmp_path / "first", ["sort"], attempts=2)
-    policy = ReplayPolicy(Recording(recorded))
-    request = recorded[0].calls[0].request
-    first = Lease("l1", "c1", "s1", 1, 60.0, request)
-    [one] = await policy([first])
-    [other] = await policy([Lease("l2", "c2", "s2", 1, 60.0, request)])
-    [again] = await policy([Lease("l3", "c1", "s1", 2, 60.0, request)])
-    assert again.lease_id == "l3"
-    assert again.choices == one.choices
-    assert other.choices != one.choices
 
 
 @pytest.mark.parametrize(
@@ -332,3 +328,63 @@ async def test_a_fallback_must_be_another_backend_of_the_file(tmp_path: Path) ->
         )
         with pytest.raises(ConfigError, match="backend 'a': fallback: expected"):
             policies_of(file=file)
+
+
+async def test_a_question_is_its_messages_its_tools_and_its_n(tmp_path: Path) -> None:
+    hello: Any = [{"role": "user", "content": "hi"}]
+    other: Any = [{"type": "function", "function": {"name": "other", "parameters": {}}}]
+    asked: list[Object] = [{}, {"tools": TOOLS}, {"tools": other}, {"n": 2}, {"n": 3}]
+    counted: list[Lease] = []
+
+    def number(lease: Lease) -> str:
+        counted.append(lease)
+        return f"answer {len(counted)}"
+
+    async with (
+        running_service(tmp_path / "first") as service,
+        answering(service, ScriptedPolicy(number)),
+    ):
+        session = await new_session(service)
+        async with agent(session.base_url) as client:
+            create: Any = client.chat.completions.create
+            recorded: list[Any] = [
+                await create(model="m", messages=hello, **more) for more in asked[:-1]
+            ]
+        trajectory = service.service.trajectory(session.session_id)  # pyright: ignore[reportArgumentType]
+    policy = ReplayPolicy(Recording([trajectory]))
+    async with running_service(
+        tmp_path / "second", policies={"r": policy}, default_backend="r"
+    ) as service:
+        session = await new_session(service)
+        async with agent(session.base_url) as client:
+            create: Any = client.chat.completions.create
+            for more, before in reversed(list(zip(asked, recorded, strict=False))):
+                again: Any = await create(model="m", messages=hello, **more)
+                heard = [choice.message.content for choice in again.choices]
+                assert heard == [choice.message.content for choice in before.choices]
+            with pytest.raises(openai.BadRequestError, match="its tools or n are not"):
+                await create(model="m", messages=hello, **asked[-1])
+
+
+async def test_a_call_that_is_handed_out_again_gets_the_answer_it_had() -> None:
+    request = CanonicalRequest(model="m", messages=[Raw(b'{"role":"user","content":"hi"}')])
+    calls = [
+        TrajectoryCall(
+            call_id=f"s.{number}",
+            state="delivered",
+            request=request,
+            choices=[Choice(AssistantMessage(content=f"answer {number}"), "stop")],
+        )
+        for number in range(3)
+    ]
+    policy = ReplayPolicy(Recording([Trajectory(session_id="s", labels={}, calls=calls, rows=[])]))
+
+    async def ask(call_id: str, delivery: int) -> str | None:
+        lease = Lease(f"{call_id}-{delivery}", call_id, "new", delivery, 60.0, request)
+        [completion] = await policy([lease])
+        assert completion.lease_id == lease.lease_id
+        return completion.choices[0].message.content
+
+    asked = [("n.0", 1), ("n.0", 2), ("n.1", 1), ("n.0", 3), ("n.2", 1), ("n.1", 2)]
+    heard = [await ask(call_id, delivery) for call_id, delivery in asked]
+    assert heard == [f"answer {number}" for number in (0, 0, 1, 0, 2, 1)]

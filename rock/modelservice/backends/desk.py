@@ -1,12 +1,19 @@
-"""Where a built-in worker claims and answers: the service itself, without HTTP between."""
+"""Where a built-in worker claims and answers: the service itself, without HTTP between.
+
+What HTTP would refuse is refused here, too: a policy in Python may put anything into a field, and what
+the journal could not read again would keep the service from ever starting on it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import msgspec
 
+from rock.errors import BadRequest
 from rock.modelservice import wire
+from rock.modelservice.service.batches import tried
 from rock.modelservice.service.service import ModelService
 from rock.modelservice.wire.partial import (
     CancelledReply,
@@ -16,6 +23,11 @@ from rock.modelservice.wire.partial import (
     PartialRequest,
 )
 from rock.secrets import redact_text
+
+T = TypeVar("T", wire.Completion, Partial)
+_packed = msgspec.msgpack.Encoder()
+_completion = msgspec.msgpack.Decoder(wire.Completion)
+_partial = msgspec.msgpack.Decoder(Partial)
 
 
 class ServiceDesk:
@@ -37,15 +49,16 @@ class ServiceDesk:
         return await self._service.claim(request, backend=self._backend)
 
     async def complete(self, completions: Sequence[wire.Completion]) -> list[wire.ItemResult]:
-        request = wire.CompleteRequest(completions=list(completions))
-        return (await self._service.complete(request)).results
+        good, refused = _told_apart(completions, _completion)
+        reply = await self._service.complete(wire.CompleteRequest(completions=good))
+        return [*reply.results, *refused]
 
     async def partial(
         self, partials: Sequence[Partial], *, worker_id: str | None = None
     ) -> PartialReply:
-        return await self._service.partial(
-            PartialRequest(partials=[*partials], worker_id=worker_id)
-        )
+        good, refused = _told_apart(partials, _partial)
+        reply = await self._service.partial(PartialRequest(partials=good, worker_id=worker_id))
+        return msgspec.structs.replace(reply, results=[*reply.results, *refused])
 
     async def cancelled(self, worker_id: str, *, after: int, wait_seconds: float) -> CancelledReply:
         request = CancelledRequest(worker_id=worker_id, after=after, wait_seconds=wait_seconds)
@@ -67,3 +80,23 @@ class ServiceDesk:
             for failure in failures
         ]
         return (await self._service.fail(wire.FailRequest(failures=told))).results
+
+
+def _told_apart(
+    items: Sequence[T], decoder: msgspec.msgpack.Decoder[T]
+) -> tuple[list[T], list[wire.ItemResult]]:
+    """The items whose fields hold what they should, and what is wrong with the others."""
+    good: list[T] = []
+
+    def take(item: T) -> None:
+        try:
+            good.append(decoder.decode(_packed.encode(item)))
+        except UnicodeEncodeError as exc:
+            raise BadRequest(f"it is not valid Unicode: {exc}") from exc
+        except OverflowError as exc:
+            raise BadRequest("it has a number of more than 64 bits") from exc
+        except (msgspec.ValidationError, TypeError) as exc:
+            raise BadRequest(f"{exc}") from exc
+
+    results = [tried(item.lease_id, lambda item=item: take(item)) for item in items]
+    return good, [result for result in results if result.error is not None]

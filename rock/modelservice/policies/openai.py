@@ -20,6 +20,7 @@ from rock.errors import ConfigError, RockError
 from rock.modelservice.policies.answers import (
     Gathered,
     completion_of,
+    reason_against_count,
     reason_against_tokens,
     text_completion_of,
 )
@@ -97,7 +98,13 @@ class OpenAIPolicy:
                 await relayed(chunks, gathered, voice, with_tokens=self._tokens)
             except openai.OpenAIError as exc:
                 raise translated(exc, self._target) from exc
-        return gathered.completion(lease)
+        return self._counted(gathered.completion(lease))
+
+    def _counted(self, completion: Completion) -> Completion:
+        """With the reason why its tokens cannot be trained on, if the server lost some."""
+        if self._tokens and completion.untrainable is None:
+            completion.untrainable = reason_against_count(completion)
+        return completion
 
     @property
     def _target(self) -> str:
@@ -107,10 +114,11 @@ class OpenAIPolicy:
         if not is_prompt(lease.request):
             more = _ASK_TOKENS if self._tokens else {}
             body = chat_body(lease.request, self._model, more)
-            return completion_of(lease, await self._asked(CHAT, body), cost_usd=None)
+            reply = await self._asked(CHAT, body)
+            return self._counted(completion_of(lease, reply, cost_usd=None))
         more = {**_ASK_TOKENS, "logprobs": 0} if self._tokens else {}
         body = completions_body(lease.request, self._model, more)
-        return text_completion_of(lease, await self._asked(COMPLETIONS, body))
+        return self._counted(text_completion_of(lease, await self._asked(COMPLETIONS, body)))
 
     async def _asked(self, path: str, body: bytes) -> Any:
         async def ask() -> Any:
@@ -159,7 +167,8 @@ class OpenAIPolicy:
         lease = Lease("probe", "probe", "probe", 1, 60.0, _PROBE)
         try:
             async with asyncio.timeout(self._probe_seconds):
-                reason = reason_against_tokens(await self._answer(lease))
+                answer = await self._answer(lease)
+                reason = reason_against_tokens(answer) or answer.untrainable
         except TimeoutError:
             reason = f"it gave no answer within {self._probe_seconds:g} s"
         except RockError as exc:
@@ -171,7 +180,8 @@ class OpenAIPolicy:
                 asyncio.timeout(self._probe_seconds),
                 aclosing(await self._opened(lease)) as chunks,
             ):
-                reason = reason_against_tokens(await _read(chunks, lease))
+                answer = self._counted(await _read(chunks, lease))
+                reason = reason_against_tokens(answer) or answer.untrainable
         except (openai.OpenAIError, RockError, TimeoutError) as exc:
             reason = str(exc)
         if reason is not None:

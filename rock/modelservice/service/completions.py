@@ -7,6 +7,7 @@ missing or wrong, the answer is stored as untrainable with the reason, and none 
 from __future__ import annotations
 
 import hashlib
+import math
 
 import msgspec
 from msgspec import Struct
@@ -30,6 +31,9 @@ from rock.types import PolicyVersion
 _plain = msgspec.msgpack.Encoder()
 """For fingerprints: twice as fast as JSON on numbers."""
 EDITED = "edited"
+MAX_COUNT = 2**53
+"""Of tokens in `usage`: what every JSON reader still knows exactly."""
+MAX_REASON_CHARS = 200
 MIN_KEPT = 16
 """A prompt that shares fewer tokens with its parent's sequence is stored whole."""
 
@@ -50,29 +54,36 @@ class Prepared(Struct, frozen=True):
 
 def prepare(completion: Completion) -> Prepared:
     """Raises `BadRequest` for text that is not Unicode (a lone surrogate from a policy in Python),
-    for numbers that nobody could store, and for a negative `usage`."""
+    for numbers that nobody could store, and for a `usage` that no count is."""
     prompt, reason = tokens.pack_prompt(
         completion.prompt_token_ids, continues=completion.continues_parent
     )
     if prompt is not None:
         completion = replace(completion, prompt_token_ids=None)
-    _check_usage(completion.usage)
     try:
         mark = hashlib.blake2b(_plain.encode(completion), digest_size=16)
     except UnicodeEncodeError as exc:
         raise BadRequest(f"the completion is not valid Unicode: {exc}", param="choices") from exc
     except OverflowError as exc:
         raise BadRequest("the completion has a number of more than 64 bits") from exc
+    _check_usage(completion.usage)
     mark.update(prompt or b"")
     samples = [tokens.pack_sample(one.token_ids, one.logprobs) for one in completion.choices]
     return Prepared(completion, prompt, reason, samples, mark.digest())
 
 
 def _check_usage(usage: Usage | None) -> None:
-    """Limits are counted by it."""
-    if usage is not None and min(usage.prompt_tokens, usage.completion_tokens) < 0:
-        given = f"{usage.prompt_tokens} and {usage.completion_tokens}"
-        raise BadRequest(f"usage: expected counts of 0 or more, got {given}", param="usage")
+    """Limits are counted by it, and sums of it are shown."""
+    if usage is None:
+        return
+    for name in ("prompt_tokens", "completion_tokens", "cached_tokens"):
+        count: int | None = getattr(usage, name)
+        if count is not None and not 0 <= count <= MAX_COUNT:
+            raise BadRequest(f"usage.{name}: expected 0 to 2**53, got {count}", param="usage")
+    if usage.cost_usd is not None and not 0 <= usage.cost_usd < math.inf:
+        raise BadRequest(
+            f"usage.cost_usd: expected a number of 0 or more, got {usage.cost_usd}", param="usage"
+        )
 
 
 def reason_against_prefix(call: Call, prepared: Prepared) -> str | None:
@@ -107,7 +118,8 @@ def answered(
         raise BadRequest(
             f"choices: expected {wanted} (the request's n), got {len(choices)}", param="choices"
         )
-    reason = _reason_against(choices, prepared.samples) or prepared.against_prompt
+    reason = (prepared.completion.untrainable or "")[:MAX_REASON_CHARS]
+    reason = reason or _reason_against(choices, prepared.samples) or prepared.against_prompt
     parts = prepared.completion.prompt_parts
     if reason is None:
         count = tokens.count(prepared.prompt or b"")

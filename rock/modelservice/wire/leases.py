@@ -134,6 +134,8 @@ class Completion(Input):
     """The weights that sampled; None takes the version given at claim."""
     usage: Usage | None = None
     """None is counted from the token ids, and unknown if there are none."""
+    untrainable: str | None = None
+    """Why the worker knows that its tokens are not what was sampled, such as an engine that lost some."""
 
 
 class CompleteRequest(Input):

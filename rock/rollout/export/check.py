@@ -57,7 +57,7 @@ def nodes_of(row: TokenRow) -> tuple[Node | None, ...]:
 def checked(row: TokenRow, choices: dict[str, list[Choice]], seen: set[Node]) -> Checked:
     """The row, packed. Raises `RowError` with the reason. `seen` collects the answers of all rows."""
     ids = _packed_ids(row)
-    mask = array("b", row.mask)
+    mask = _packed_mask(row)
     logprobs = array("f", row.logprobs)
     nodes = nodes_of(row)
     position = 0
@@ -65,6 +65,8 @@ def checked(row: TokenRow, choices: dict[str, list[Choice]], seen: set[Node]) ->
         if span.start != position or span.end <= span.start or span.end > len(ids):
             raise RowError("spans that do not cover the row")
         position = span.end
+        if span.call_id not in choices:
+            raise RowError("a span of a call that is not there")
         part = slice(span.start, span.end)
         _check_mask(mask[part], sampled=node is not None)
         if node is None and any(logprobs[part]):
@@ -102,6 +104,13 @@ def _packed_ids(row: TokenRow) -> array[int]:
     if packed is None:
         raise RowError((problem or "").replace("prompt_token_ids", "token_ids"))
     return array("i", packed)
+
+
+def _packed_mask(row: TokenRow) -> array[int]:
+    try:
+        return array("b", row.mask)
+    except OverflowError as exc:
+        raise RowError("a mask of other values than 0 and 1") from exc
 
 
 def _check_mask(part: array[int], *, sampled: bool) -> None:

@@ -70,7 +70,7 @@ def samples_of(
         if reason is not None:
             left_out[reason] += 1
             continue
-        for sample in [whole] if options.rows is Rows.CHAIN else _turns(whole, options):
+        for sample in [whole] if options.rows is Rows.CHAIN else _turns(whole, calls, options):
             if options.max_tokens is not None and len(sample.token_ids) > options.max_tokens:
                 left_out["longer than max_tokens"] += 1
             else:
@@ -110,7 +110,6 @@ def _whole(
 ) -> Sample:
     record, group = episode.record, episode.group
     spans = tuple(_spans(row, calls))
-    last = calls[spans[-1].call_id].request
     sampled = answers_in(spans)
     reward = record.outcome.reward
     return Sample(
@@ -137,12 +136,7 @@ def _whole(
         ending=ending_of(record.outcome),
         outcome=record.outcome,
         staleness=staleness,
-        sampling={
-            "temperature": last.temperature,
-            "top_p": last.top_p,
-            "max_tokens": last.max_tokens,
-            "seed": last.seed,
-        },
+        sampling=_sampling(calls[spans[-1].call_id]),
         conversation=tuple(_turn(answer, calls) for answer in sampled) if messages else (),
     )
 
@@ -244,14 +238,25 @@ def _turn(answer: Answer, calls: dict[str, TrajectoryCall]) -> Turn:
     )
 
 
-def _turns(whole: Sample, options: ExportOptions) -> Iterator[Sample]:
+def _sampling(call: TrajectoryCall) -> dict[str, Any]:
+    request = call.request
+    return {
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "max_tokens": request.max_tokens,
+        "seed": request.seed,
+    }
+
+
+def _turns(
+    whole: Sample, calls: dict[str, TrajectoryCall], options: ExportOptions
+) -> Iterator[Sample]:
     """One sample per answer of a chain; together they own what the chain owns."""
     sampled = answers_in(whole.spans)
     for number, answer in enumerate(sampled):
         start, end = answer.start, answer.end
         mask = array("b", bytes(start)) + array("b", b"\1" * (end - start))
         logprobs = array("f", bytes(4 * start)) + whole.logprobs[start:end]
-        last = answer.spans[-1]
         yield replace(
             whole,
             turn=number,
@@ -262,7 +267,7 @@ def _turns(whole: Sample, options: ExportOptions) -> Iterator[Sample]:
                 whole.reward, mask, [answer], options.placement, last=answer is sampled[-1]
             ),
             spans=tuple(s for s in whole.spans if s.end <= end),
-            sampling=dict[str, Any](whole.sampling, temperature=last.temperature, top_p=last.top_p),
+            sampling=_sampling(calls[answer.node[0]]),
             conversation=whole.conversation[number : number + 1],
         )
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from rock.errors import ExportError
-from rock.rollout.durable import sync_folder
+from rock.rollout.durable import sync_folder, write_atomically
 from rock.rollout.export import manifest as manifests
 from rock.rollout.export.formats import Facts, Format, Reloaded, format_class
 from rock.rollout.export.formats.line import ids
@@ -41,6 +41,9 @@ class Progress:
     tokens: int
 
 
+CARD = "README.md"
+UNNAMED = manifests.FILE_NAME + ".part"
+"""What an export leaves that was killed before it had a manifest."""
 OnProgress = Callable[[Progress], None]
 
 
@@ -55,7 +58,8 @@ def export(
     """Export `run` to `out`, or go on with the export there; the manifest of what `out` then holds.
 
     Raises `ConfigError` for options that do not fit (the format, or the export in `out`),
-    `LedgerError` for a run that cannot be read, and `ExportError` for an `out` that cannot be used.
+    `LedgerError` for a run that cannot be read, and `ExportError` for an `out` that cannot be used or
+    is full: once there is room, the same call goes on.
     """
     chosen = options or ExportOptions()
     source = open_run(run)
@@ -102,6 +106,8 @@ def _directory(out: Path) -> Generator[None]:
         yield
     except BlockingIOError as exc:
         raise ExportError(f"{out}: another export is writing here") from exc
+    except OSError as exc:  # what is read says what is wrong with it itself
+        raise ExportError(f"{out}: cannot be written: {exc.strerror}") from exc
     finally:
         os.close(fd)
 
@@ -111,14 +117,14 @@ def _start_or_continue(out: Path, fresh: Manifest) -> Manifest:
     if found is not None:
         manifests.require_same(found, fresh, out)
         manifests.verify(out, found)
-        return found
-    if any(out.iterdir()):
+    elif any(path.name != UNNAMED for path in out.iterdir()):
         raise ExportError(f"{out}: it holds something else; give another directory")
+    else:
+        manifests.save(out, fresh)
     card = format_class(fresh.format).card
-    manifests.save(out, fresh)
-    if card is not None:
-        (out / "README.md").write_text(card)
-    return fresh
+    if card is not None and not (out / CARD).exists():  # or killed before it was written
+        write_atomically(out / CARD, card.encode())
+    return found or fresh
 
 
 def _not_exported(manifest: Manifest, wanted: list[Group], out: Path) -> list[Group]:
@@ -191,13 +197,17 @@ def _write(out: Path, name: str, parts: Iterator[bytes]) -> ExportFile | None:
     part_path = path.with_name(path.name + ".part")
     digest = hashlib.sha256()
     size = 0
-    with part_path.open("wb") as file:
-        for part in parts:
-            file.write(part)
-            digest.update(part)
-            size += len(part)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with part_path.open("wb") as file:
+            for part in parts:
+                file.write(part)
+                digest.update(part)
+                size += len(part)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:  # most likely the disk is full
+        part_path.unlink(missing_ok=True)
+        raise
     if not size:
         part_path.unlink()
         return None
@@ -215,4 +225,4 @@ def reload(out: Path) -> Iterator[Reloaded]:
     format_ = format_class(manifest.format)(options, Facts(manifest.run_id, ""))
     for shard in manifest.shards:
         if shard.file is not None:
-            yield from format_.decode((out / shard.file.name).read_bytes())
+            yield from format_.decode(manifests.read(out, shard.file))

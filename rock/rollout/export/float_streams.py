@@ -6,6 +6,8 @@ answer's tokens. Later lines win. Only the places of the lines are held in memor
 
 from __future__ import annotations
 
+import fcntl
+import math
 import os
 from array import array
 from collections.abc import Iterable, Sequence
@@ -19,6 +21,7 @@ from rock.rollout.export.sample import SampleSpan, answers_in
 from rock.rollout.rundir import PLAIN_NAME
 
 NAN = float("nan")
+BLOCK_BYTES = 1 << 16
 
 
 class StreamLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,7 +31,8 @@ class StreamLine(msgspec.Struct, frozen=True, kw_only=True):
     call_id: str
     choice: int = 0
     offset: int = 0
-    values: list[float]
+    values: list[float | None]
+    """Null, or NaN, where nothing is known; written as null."""
 
 
 _DECODER = msgspec.json.Decoder(StreamLine)
@@ -48,15 +52,39 @@ def stream_path(run: Path, name: str) -> Path:
 
 
 def append(run: Path, name: str, lines: Iterable[StreamLine]) -> None:
-    """Add values to a stream of the run; on disk on return."""
+    """Add values to a stream of the run; on disk on return. What a writer before left of a line that it
+    was killed in is cut off. Raises `ConfigError` for values that are
+    no finite float32."""
     path = stream_path(run, name)
+    data = b"".join(_encoded(line) for line in lines)
     path.parent.mkdir(exist_ok=True)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:
-        write_all(fd, b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        _cut_torn(fd)
+        write_all(fd, data)
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def _encoded(line: StreamLine) -> bytes:
+    if any(map(math.isinf, array("f", [value or 0.0 for value in line.values]))):
+        raise ConfigError(f"streams: a value for {line.call_id}/{line.choice} is no float32")
+    return msgspec.json.encode(line) + b"\n"
+
+
+def _cut_torn(fd: int) -> None:
+    """Cut off what stands after the last line's end."""
+    end = os.fstat(fd).st_size
+    while end:
+        start = max(0, end - BLOCK_BYTES)
+        newline = os.pread(fd, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            os.ftruncate(fd, start + newline + 1)
+            return
+        end = start
+    os.ftruncate(fd, 0)
 
 
 class FloatStream:
@@ -109,5 +137,5 @@ def spread(lines: Sequence[StreamLine], spans: Sequence[SampleSpan], length: int
                 f"a stream has values past the {answer.end - answer.start} tokens of "
                 f"{line.call_id}/{line.choice}"
             )
-        values[start:end] = array("f", line.values)
+        values[start:end] = array("f", [NAN if v is None else v for v in line.values])
     return values

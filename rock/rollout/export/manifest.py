@@ -137,7 +137,31 @@ def verify(out: Path, manifest: Manifest) -> None:
             with path.open("rb") as opened:
                 while block := opened.read(BLOCK_BYTES):
                     digest.update(block)
-        except FileNotFoundError as exc:
-            raise ExportError(f"{path}: the manifest names it, but it is gone") from exc
+        except OSError as exc:
+            raise _unreadable(path, exc) from exc
         if digest.hexdigest() != file.sha256:
-            raise ExportError(f"{path}: it is not what was exported; delete {out} to start anew")
+            raise _changed(path, out)
+
+
+def read(out: Path, file: ExportFile) -> bytes:
+    """All of a file, as it was written. Raises `ExportError` if it is not."""
+    path = out / file.name
+    try:
+        data = path.read_bytes()
+    except OSError as exc:
+        raise _unreadable(path, exc) from exc
+    if hashlib.sha256(data).hexdigest() != file.sha256:
+        raise _changed(path, out)
+    return data
+
+
+def _unreadable(path: Path, exc: OSError) -> ExportError:
+    gone = isinstance(exc, FileNotFoundError)
+    return ExportError(
+        f"{path}: the manifest names it, but it "
+        + ("is gone" if gone else f"cannot be read: {exc.strerror}")
+    )
+
+
+def _changed(path: Path, out: Path) -> ExportError:
+    return ExportError(f"{path}: it is not what was exported; delete {out} to start anew")

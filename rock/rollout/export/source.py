@@ -10,14 +10,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from rock.errors import LedgerError
 from rock.modelservice.wire import Trajectory
 from rock.rollout.export.sample import GroupInfo, Member
-from rock.rollout.ledger import EpisodeState, GroupState, replay
-from rock.rollout.record import Record, decode, file_name_of
-from rock.rollout.rundir import file_name, read_info
+from rock.rollout.ledger import EpisodeState, GroupPlanned, GroupState, replay
+from rock.rollout.record import Plan, Record, file_name_of
+from rock.rollout.rundir import GONE, file_name, read_info, record_at
 from rock.rollout.trajectory import read_trajectory
 
 PENDING = "not finished"
@@ -61,7 +59,7 @@ class Run:
         """The group's members, and the records of those that are finished, by index."""
         plan = group.state.plan
         records = {
-            index: self._record(plan.task_id, index, group.state.episodes[index])
+            index: self._record(plan, index, group.state.episodes[index])
             for index in group.state.members
             if group.state.episodes[index].final_attempt is not None
         }
@@ -87,15 +85,20 @@ class Run:
     def _folder(self, task_id: str, index: int, attempt: int) -> Path:
         return self.path / "episodes" / file_name(task_id) / str(index) / f"attempt-{attempt}"
 
-    def _record(self, task_id: str, index: int, episode: EpisodeState) -> Record:
-        folder = self._folder(task_id, index, episode.final_attempt or 0)
-        path = folder / file_name_of(episode.grading)
-        try:
-            return decode(path.read_bytes())
-        except FileNotFoundError as exc:
-            raise LedgerError(f"{path}: the ledger names this record, but it is gone") from exc
-        except msgspec.DecodeError as exc:
-            raise LedgerError(f"{path}: not a record: {exc}") from exc
+    def _record(self, plan: GroupPlanned, index: int, episode: EpisodeState) -> Record:
+        attempt = episode.final_attempt or 0
+        folder = self._folder(plan.task_id, index, attempt)
+        which = Plan(
+            run_id=self.run_id,
+            group_id=plan.group_id,
+            task_id=plan.task_id,
+            index=index,
+            attempt=attempt,
+        )
+        record = record_at(folder / file_name_of(episode.grading), which)
+        if record is None:
+            raise LedgerError(f"{folder}: {GONE}")
+        return record
 
 
 def open_run(path: Path) -> Run:

@@ -169,7 +169,7 @@ def test_what_is_not_a_run_is_named(tmp_path: Path, made_run: Path) -> None:
         export(tmp_path, tmp_path / "out", "jsonl")
     record = next(made_run.rglob("record.json"))
     record.unlink()
-    with pytest.raises(LedgerError, match="the ledger names this record, but it is gone"):
+    with pytest.raises(LedgerError, match="the record of a finished episode is gone"):
         export(made_run, tmp_path / "out", "jsonl")
 
 

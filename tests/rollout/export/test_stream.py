@@ -349,3 +349,19 @@ def test_wrong_options_are_named() -> None:
     with pytest.raises(ConfigError, match="min_staleness 3 is above max_staleness 1"):
         options_of(min_staleness=3, max_staleness=1)
     assert options_of(streams="a,b") == ExportOptions(streams=("a", "b"))
+
+
+def test_each_turn_has_the_sampling_parameters_of_its_own_call(tmp_path: Path) -> None:
+    trajectory = one_chain("s", "one", "two", "three")
+    for number, call in enumerate(trajectory.calls):
+        call.request.seed, call.request.max_tokens = number, 100 + number
+        call.request.temperature, call.request.top_p = number / 2, 1 - number / 4
+    write_run(tmp_path / "run", [MadeGroup("t", [MadeEpisode(solved(), trajectory)])])
+    (whole,) = samples(tmp_path / "run")
+    turns = [sample.sampling for sample in samples(tmp_path / "run", options_of(rows="turn"))]
+    assert turns == [
+        {"temperature": 0.0, "top_p": 1.0, "max_tokens": 100, "seed": 0},
+        {"temperature": 0.5, "top_p": 0.75, "max_tokens": 101, "seed": 1},
+        {"temperature": 1.0, "top_p": 0.5, "max_tokens": 102, "seed": 2},
+    ]
+    assert whole.sampling == turns[-1]
