@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Many tests wait for processes, so more workers than cores is right.
 WORKERS ?= 4
 
-.PHONY: help setup demo test test-clients test-export test-torch soak-service fuzz bench check lint fmt clean
+.PHONY: help setup demo test test-clients test-export test-torch test-sandboxes soak-service soak-sandbox fuzz bench check lint fmt clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -30,6 +30,12 @@ test-export: setup  ## the exports, read by the projects they are for (makes .ve
 test-torch: setup  ## exported tokens against a real transformer (makes .venv-torch, 1 GB)
 	scripts/torch-env.sh "$(PYTHON)" .venv-torch
 	@$(BIN)/pytest -m torch
+
+test-sandboxes: setup  ## every check of the sandbox contract on every provider
+	@$(BIN)/pytest -m "soak or not soak" -n $(WORKERS) tests/sandbox/test_conformance.py
+
+soak-sandbox: setup  ## thousands of sandboxes with faults: nothing may be left, memory may not grow
+	@$(BIN)/pytest -m soak -s tests/sandbox/test_soak.py
 
 soak-service: setup  ## break ModelService for a long time: kills, full disks, hostile content
 	@$(BIN)/pytest -m soak -s tests/modelservice

@@ -13,8 +13,8 @@ AIM = 2.5
 ADDED_P50_MS = 3.0
 PARKED_BYTES = 25 * 1024
 HISTORY_PER_SECOND = 300.0
-FLAT_RATIO = 1.5
-"""Flat, as far as a busy machine with cold caches can tell."""
+FLAT_RATIO = 1.25
+"""Flat, as far as a busy machine can tell."""
 
 
 def side_bars(side: Side) -> list[Bar]:

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from bar import Bar
 
@@ -118,7 +118,10 @@ async def measure(provider: Provider, creates: int, execs: int, docker: Work | N
         medians = await in_turn(execs, works, docker)
     left = iter(boxes)
     stop_ms = statistics.median(await times_ms(len(boxes), lambda: next(left).stop()))
-    return Figures(provider=provider.name, create_ms=create_ms, stop_ms=stop_ms, **medians)
+    return replace(
+        Figures(provider=provider.name, create_ms=create_ms, stop_ms=stop_ms),
+        **medians,
+    )
 
 
 async def docker_exec(box: Sandbox) -> None:

@@ -42,6 +42,10 @@ class Environment(Strict):
     require_docker: bool = Field(description="A missing engine is a failure (ROCK_REQUIRE_DOCKER).")
     docker_host: str | None = Field(description="Engine address (DOCKER_HOST).")
     clients_dir: Path = Field(description="Where agents are installed (ROCK_CLIENTS_DIR).")
+    sandbox_url: str | None = Field(
+        description="Sandbox server of `rock sandbox` (ROCK_SANDBOX_URL)."
+    )
+    sandbox_key: str | None = Field(description="Its key (ROCK_SANDBOX_KEY).")
     log_level: str = Field(description="Level of rock's log lines on stderr (ROCK_LOG_LEVEL).")
     log_format: Literal["text", "json"] = Field(
         description="Form of ModelService's log lines (ROCK_LOG_FORMAT)."
@@ -58,6 +62,8 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         require_docker=env.get("ROCK_REQUIRE_DOCKER", "") not in ("", "0"),
         docker_host=env.get("DOCKER_HOST"),
         clients_dir=Path(env.get("ROCK_CLIENTS_DIR") or cache / "rock" / "clients").absolute(),
+        sandbox_url=env.get("ROCK_SANDBOX_URL"),
+        sandbox_key=env.get("ROCK_SANDBOX_KEY"),
         log_level=_log_level(env.get("ROCK_LOG_LEVEL") or "WARNING"),
         log_format="json" if env.get("ROCK_LOG_FORMAT", "").lower() == "json" else "text",
     )

@@ -44,7 +44,7 @@ failed" are *results*, not errors; an error means that rock, its input or its su
         ├── ExportError             an export directory cannot be used or does not fit the export
         ├── EnvironmentFailed       an environment cannot start, does not answer, or raised
         │   └── EnvironmentLost     it crashed and its state cannot be brought back; reset it
-        └── RunFailed               too many infrastructure failures
+        └── RunFailed               a run cannot succeed any more: infrastructure, key, trainer
 """
 
 from __future__ import annotations
@@ -351,7 +351,7 @@ class EnvironmentLost(EnvironmentFailed):
 
 
 class RunFailed(RolloutError):
-    """Too many episodes ended in an infrastructure failure."""
+    """The run cannot succeed any more."""
 
     code = "run_failed"
 

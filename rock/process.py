@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 Process = asyncio.subprocess.Process
 DEVNULL = subprocess.DEVNULL
@@ -28,6 +30,7 @@ async def start(
     new_session: bool = True,
 ) -> Process:
     """Start `argv` with exactly `env`. In a session of its own, a Ctrl-C at the terminal spares it."""
+    _wait_by_descriptor()
     return await asyncio.create_subprocess_exec(
         *argv,
         env=dict(env),
@@ -38,6 +41,48 @@ async def start(
         pass_fds=tuple(pass_fds),
         start_new_session=new_session,
     )
+
+
+if sys.version_info < (3, 12):
+
+    class _DescriptorWatcher(asyncio.PidfdChildWatcher):
+        """Waits for children by a descriptor of each, in whichever loop has started them.
+
+        Before 3.12 asyncio keeps a thread for each child, which thousands of sandboxes cannot have, and
+        its own class of this kind knows one loop only.
+        """
+
+        def is_active(self) -> bool:
+            return True
+
+        def add_child_handler(self, pid: int, callback: Callable[..., object], *args: Any) -> None:
+            loop = asyncio.get_running_loop()
+            descriptor = os.pidfd_open(pid)
+
+            def ended() -> None:
+                loop.remove_reader(descriptor)
+                os.close(descriptor)
+                try:
+                    _, status = os.waitpid(pid, 0)
+                    code = os.waitstatus_to_exitcode(status)
+                except ChildProcessError:  # somebody else has waited for it
+                    code = 255
+                callback(pid, code, *args)
+
+            loop.add_reader(descriptor, ended)
+
+
+@functools.cache
+def _wait_by_descriptor() -> None:
+    """Once per process, where asyncio does not do so by itself."""
+    if sys.version_info < (3, 12):
+        try:
+            os.close(os.pidfd_open(os.getpid()))
+        except OSError:
+            return
+        with contextlib.suppress(NotImplementedError):  # a loop with ways of its own (uvloop)
+            watcher = _DescriptorWatcher()
+            asyncio.set_child_watcher(watcher)  # pyright: ignore[reportDeprecated] (not before 3.12)
 
 
 async def stop(process: Process, *, grace_seconds: float = 5.0) -> int:

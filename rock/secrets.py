@@ -23,6 +23,7 @@ MIN_LENGTH = 8
 _TELLING = re.compile(
     r"(?:^|_)(?:API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)(?:_|$|\d)", re.I
 )
+_PLAIN = re.compile(r"/.*|\d{1,15}|[A-Za-z]{1,15}", re.DOTALL)
 _SHAPE = r"(?<![\w-])[A-Za-z0-9_-]{43}(?![\w-])"
 """Of ModelService's session keys: 32 bytes in URL-safe base64."""
 _TEXT_KEY, _BYTE_KEY = re.compile(_SHAPE), re.compile(_SHAPE.encode())
@@ -97,9 +98,17 @@ holds = _REGISTER.holds
 
 
 def telling_values(environ: Mapping[str, str], also: Iterable[str] = ()) -> list[str]:
-    """Values of the variables whose names say that they are secret, and of those in `also`."""
+    """Values of the variables whose names say that they are secret, and of those in `also`.
+
+    What only the name makes a secret must look like one: a path, a number or a plain word (`password`)
+    would be found in texts that have nothing to do with it.
+    """
     wanted = set(also)
-    return [value for name, value in environ.items() if name in wanted or _TELLING.search(name)]
+    return [
+        value
+        for name, value in environ.items()
+        if name in wanted or (_TELLING.search(name) and not _PLAIN.fullmatch(value))
+    ]
 
 
 class RedactingStream:

@@ -1,7 +1,7 @@
 """What the README and the docs tell people to type really works, block by block.
 
 A section's `bash` and `python` blocks run in order in one shell, in a directory that the page's
-sections share, with `rock` on the PATH; a block whose info string says `file=NAME` is written there
+sections share, with `rock` on the PATH and `examples` beside it; a block whose info string says `file=NAME` is written there
 instead. Blocks that only call `make` are checked against the Makefile (its targets have tests of
 their own). A local server stands in for the hosted model.
 """
@@ -94,6 +94,7 @@ async def run_script(script: Path, folder: Path, environment: dict[str, str]) ->
 async def test_every_block_of_the_page_runs(page: Path, tmp_path: Path) -> None:
     folder = tmp_path / "work"
     folder.mkdir()
+    (folder / "examples").symlink_to(ROOT / "examples")
     async with fake_openai_server(["It is 42."]) as hosted:
         environment = {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",

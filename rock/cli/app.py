@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 import rock
+from rock.cli.sandbox_app import sandbox_app
 from rock.errors import ConfigError
 
 app = typer.Typer(
@@ -121,7 +122,21 @@ def session(
 
 @app.command()
 def run(
-    file: Annotated[Path, typer.Argument(help="The run file.", metavar="RUN.yaml")],
+    file: Annotated[Path | None, typer.Argument(help="The run file.", metavar="[RUN.yaml]")] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option("--resume", metavar="RUN", help="Go on with this run directory instead."),
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="TASK", help="Run this task. May be repeated.")
+    ] = None,
+    retry: Annotated[
+        Literal["infra"] | None,
+        typer.Option(help="Run episodes again that ended in an infrastructure failure."),
+    ] = None,
+    regrade: Annotated[
+        bool, typer.Option("--regrade", help="Only grade finished episodes again.")
+    ] = False,
     model: Annotated[
         str | None,
         typer.Option(
@@ -140,15 +155,26 @@ def run(
 ) -> None:
     """Run the episodes of a run file; started again on its run directory, it goes on."""
     from rock.cli.run import run_file
+    from rock.rollout.planning import Selection
 
+    chosen = Selection(
+        only=frozenset(only) if only else None, retry_infra=retry == "infra", regrade=regrade
+    )
     changes: dict[str, Any] = {
         "model": model,
         "api_base": api_base,
         "provider": provider,
         "concurrency": concurrency,
-        "out": out,
+        # What is typed is relative to where it is typed, not to the run file.
+        "out": out.absolute() if out is not None else None,
     }
-    run_file(file, changes={k: v for k, v in changes.items() if v is not None}, state_dir=state_dir)
+    run_file(
+        file,
+        resumed=resume,
+        chosen=chosen,
+        changes={k: v for k, v in changes.items() if v is not None},
+        state_dir=state_dir,
+    )
 
 
 @app.command()
@@ -225,6 +251,8 @@ def export(
         as_json=json,
     )
 
+
+app.add_typer(sandbox_app, name="sandbox")
 
 tokens_app = typer.Typer(no_args_is_help=True, help="Tokenizers and chat templates.")
 app.add_typer(tokens_app, name="tokens")

@@ -11,9 +11,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from rock.rollout.events import (
     AttemptDone,
+    EpisodeGraded,
     Event,
     GroupAcknowledged,
     GroupDone,
+    GroupLeftOut,
     PhaseEntered,
     RunEnded,
     RunStarted,
@@ -68,18 +70,23 @@ class ProgressView:
             case GroupDone():
                 rewards = " ".join("-" if r is None else f"{r:g}" for r in event.rewards)
                 self.console.print(f"{escape(event.task_id)}: rewards {rewards}", soft_wrap=True)
+            case GroupLeftOut():
+                self.console.print(
+                    f"[yellow]{escape(f'{event.task_id}: dropped: {event.reason}')}[/]",
+                    soft_wrap=True,
+                )
             case GroupAcknowledged():
                 self._acknowledged += 1
-            case RunEnded():
+            case EpisodeGraded() | RunEnded():
                 pass
         self._bar.update(self._task, state=self._state())
 
     def _attempt_done(self, event: AttemptDone) -> None:
         self._phases.pop(event.record.episode_id, None)
         outcome = event.record.outcome
-        if event.final:
+        if event.final and outcome.cls is not OutcomeClass.REDUNDANT:
             self._bar.advance(self._task)
-        if not outcome.gradable:
+        if not outcome.gradable and outcome.cls is not OutcomeClass.REDUNDANT:
             where = f"{event.record.task_id}/{event.record.index}"
             detail = f": {outcome.detail}" if outcome.detail else ""
             again = "" if event.final else f"; {_next_attempt(outcome.cls)}"

@@ -18,18 +18,32 @@ from rich.console import Console
 from rock.cli.progress import ProgressView
 from rock.cli.serve import service_dir, wait_for_service
 from rock.config import read_environment
+from rock.errors import ConfigError
 from rock.modelservice.keys import read_keys
+from rock.rollout.planning import Selection
 from rock.rollout.report import as_text
 from rock.rollout.run import EXIT_INTERRUPTED, RunResult, ServiceAddress, run
+from rock.rollout.rundir import read_info
+from rock.rollout.runfile import RunFile
 
 T = TypeVar("T")
 
 
-def run_file(file: Path, *, changes: Mapping[str, Any], state_dir: Path | None) -> None:
+def run_file(
+    file: Path | None,
+    *,
+    resumed: Path | None,
+    chosen: Selection,
+    changes: Mapping[str, Any],
+    state_dir: Path | None,
+) -> None:
     """Exits 0 finished, 1 too many infrastructure failures, 130 interrupted."""
+    source, directory = _source(file, resumed)
     with ProgressView(Console(highlight=False)) as view:
         work = run(
-            file,
+            source,
+            directory=directory,
+            chosen=chosen,
             overrides=changes,
             service=_address(state_dir) if state_dir else None,
             docker_host=read_environment().docker_host,
@@ -40,9 +54,24 @@ def run_file(file: Path, *, changes: Mapping[str, Any], state_dir: Path | None) 
     raise typer.Exit(result.exit_code)
 
 
+def _source(file: Path | None, resumed: Path | None) -> tuple[Path | RunFile, Path | None]:
+    """What to run, and in which directory if that is settled."""
+    if file is not None:
+        return file, resumed
+    if resumed is None:
+        raise ConfigError("expected a run file, or --resume with a run directory")
+    return RunFile.model_validate(read_info(resumed).config), resumed
+
+
 def print_result(result: RunResult) -> None:
     typer.echo(as_text(result.report))
-    typer.echo(f"groups: {result.groups}, taken by the trainer: {result.consumed}")
+    dropped = f", dropped: {result.dropped}" if result.dropped else ""
+    typer.echo(f"groups: {result.groups}, taken by the trainer: {result.consumed}{dropped}")
+    if (again := result.regraded) is not None:
+        typer.echo(
+            f"graded again: {again.graded}, grades changed: {again.changed}, without a kept "
+            f"working directory: {again.not_kept}, failed: {again.failed}"
+        )
     here = Path.cwd()
     directory = result.directory
     shown = directory.relative_to(here) if directory.is_relative_to(here) else directory

@@ -53,6 +53,7 @@ class Session:
         "last_call_at",
         "limit",
         "opened_at",
+        "priority",
         "prompt_tokens",
         "spec",
         "totals",
@@ -70,6 +71,8 @@ class Session:
     ) -> None:
         self.id = id
         self.spec = spec
+        self.priority = _number(spec.labels.get("priority", "0"))
+        """The label `priority` as a number; 0 if it is missing or none."""
         self.arrival = arrival
         """Place in the order in which sessions were opened."""
         self.opened_at = now
@@ -102,14 +105,6 @@ class Session:
         return self.spec.labels
 
     @property
-    def priority(self) -> int:
-        """The label `priority` as a number; 0 if it is missing or none."""
-        try:
-            return int(self.spec.labels.get("priority", "0"))
-        except ValueError:
-            return 0
-
-    @property
     def active_at(self) -> float:
         """When its agent was last heard of."""
         return self.opened_at if self.last_call_at is None else self.last_call_at
@@ -120,10 +115,12 @@ class Session:
 
     def count(self, before: State | None, after: State) -> None:
         """A call came to be in state `after`; it was in `before`, or is new."""
-        for counts in (self.counts, self.totals):
-            if before is not None:
-                counts[before] -= 1
-            counts[after] += 1
+        counts, totals = self.counts, self.totals
+        if before is not None:
+            counts[before] -= 1
+            totals[before] -= 1
+        counts[after] += 1
+        totals[after] += 1
 
     def use(self, usage: Usage | None) -> None:
         """An answer came; one that does not say what it used counts as nothing."""
@@ -137,6 +134,13 @@ class Session:
         if version is None or bound is None or first is None:
             return False
         return version - first > bound
+
+
+def _number(label: str) -> int:
+    try:
+        return int(label)
+    except ValueError:
+        return 0
 
 
 _SAID: dict[str, str] = {

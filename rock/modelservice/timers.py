@@ -30,11 +30,15 @@ class Timers:
     def set(self, name: str, moment: float) -> None:
         self._moments[name] = moment
         heapq.heappush(self._heap, (moment, name))
-        self._shrink()
+        if len(self._heap) > 2 * len(self._moments) + 64:
+            self._shrink()
 
     def drop(self, name: str) -> None:
         """Forget a name; unknown names are fine."""
-        if self._moments.pop(name, None) is not None:
+        if (
+            self._moments.pop(name, None) is not None
+            and len(self._heap) > 2 * len(self._moments) + 64
+        ):
             self._shrink()
 
     def due(self, now: float) -> Iterator[str]:
@@ -47,6 +51,5 @@ class Timers:
 
     def _shrink(self) -> None:
         # Dropped and moved entries stay in the heap until they surface or outnumber the live ones.
-        if len(self._heap) > 2 * len(self._moments) + 64:
-            self._heap = [(moment, name) for name, moment in self._moments.items()]
-            heapq.heapify(self._heap)
+        self._heap = [(moment, name) for name, moment in self._moments.items()]
+        heapq.heapify(self._heap)

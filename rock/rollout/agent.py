@@ -6,18 +6,23 @@ it speaks in this episode's session, so the key in the environment opens nothing
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rock.errors import SandboxDied, SandboxError, TaskError
 from rock.rollout.placeholders import fill, fill_all, fill_values
+from rock.rollout.progress import Handle, Watchdog, until_stuck
 from rock.rollout.python_agent import run_python_agent
 from rock.rollout.runfile import AgentConfig
 from rock.rollout.staging import upload_files
 from rock.rollout.task import LoadedTask, Task
-from rock.sandbox.base import ExecResult, Sandbox
+from rock.sandbox.base import ExecResult, ExecStatus, Sandbox
+from rock.sandbox.ending import to_the_end
+from rock.types import Clock
 
 LISTEN_PORT = 8765
 API_KEY = "sk-rock-sandbox"
@@ -46,10 +51,22 @@ def agent_values(task: Task, *, model_name: str, listener: socket.socket) -> Map
     }
 
 
+@dataclass(frozen=True, slots=True)
+class AgentEnd:
+    """How the agent's program ended. `stuck` says why it was stopped if it got nowhere, else empty."""
+
+    result: ExecResult
+    stuck: str = ""
+
+
 async def run_agent(
-    sandbox: Sandbox, agent: AgentConfig, values: Mapping[str, str], *, timeout_seconds: float
+    sandbox: Sandbox,
+    agent: AgentConfig,
+    values: Mapping[str, str],
+    *,
+    timeout_seconds: float,
 ) -> ExecResult:
-    """Run the agent to its end; nothing that it started is left then."""
+    """Run the agent's program to its end; nothing that it started is left then."""
     env = {
         "OPENAI_BASE_URL": values["base_url"],
         "OPENAI_API_KEY": values["api_key"],
@@ -123,4 +140,55 @@ async def run_solution(
         cwd=task.workdir,
         env=fill_values(solution.env, values),
         user=solution.user,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """Who looks after the agent's progress; without a watchdog nobody does."""
+
+    handle: Handle
+    watchdog: Watchdog | None
+    clock: Clock
+
+
+async def watched(
+    running: Coroutine[Any, Any, ExecResult], sandbox: Sandbox, watch: Watch
+) -> AgentEnd:
+    """`running`, which is the agent in `sandbox`, to its end, or until the watch says that it is
+    stuck; nothing that it started is left then."""
+    watchdog, clock = watch.watchdog, watch.clock
+    if watchdog is None:
+        return AgentEnd(await running)
+    started = clock()
+    agent = asyncio.ensure_future(running)
+    stuck = asyncio.ensure_future(until_stuck(watch.handle, sandbox, watchdog, clock))
+    try:
+        await asyncio.wait({agent, stuck}, return_when=asyncio.FIRST_COMPLETED)
+        if agent.done():
+            return AgentEnd(agent.result())
+        stuck.result()
+    finally:
+        for task in (agent, stuck):
+            task.cancel()
+        await to_the_end(_gathered(agent, stuck))
+    limit = watchdog.limit_seconds
+    return AgentEnd(_stopped(clock() - started), f"no sign of life for {limit:g} s")
+
+
+async def _gathered(*tasks: asyncio.Future[Any]) -> None:
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _stopped(seconds: float) -> ExecResult:
+    """The end of a command that was cancelled: its output is gone with it."""
+    return ExecResult(
+        status=ExecStatus.TIMED_OUT,
+        exit_code=None,
+        signal=None,
+        stdout=b"",
+        stderr=b"",
+        stdout_bytes=0,
+        stderr_bytes=0,
+        duration_seconds=seconds,
     )

@@ -1,6 +1,6 @@
 """One attempt of an episode, from an empty sandbox to a durable record.
 
-    provision → setup → agent → export → grade
+    provision → setup → agent → export → grade → teardown
 
 The only catcher of failures: whatever happens, cancellation included, the attempt ends with exactly
 one outcome, its record is saved, and everything it started is stopped first. Each phase has its own
@@ -17,8 +17,8 @@ import hashlib
 import logging
 import socket
 import time
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,15 +26,18 @@ from rock.errors import ModelServiceError, SandboxError
 from rock.modelservice import wire
 from rock.modelservice.client.shards import AdminShards
 from rock.modelservice.planes.attach import Attachment
-from rock.rollout.agent import Place, act, agent_values, open_listener
+from rock.rollout.agent import AgentEnd, Place, Watch, act, agent_values, open_listener, watched
 from rock.rollout.events import OnEvent, PhaseEntered
 from rock.rollout.evidence import class_of_error, judge_agent
 from rock.rollout.grading import Exam, Integrity, SessionBench, Setting, lay_out
 from rock.rollout.outcome import TABLE, Outcome, OutcomeClass, Phase, graded, outcome_of
+from rock.rollout.phases import Phases
+from rock.rollout.progress import Handle, Watchdog
 from rock.rollout.record import CommandSeen, Plan, Record, Usage, now, seen
 from rock.rollout.runfile import RunFile
 from rock.rollout.task import LoadedTask
-from rock.rollout.trajectory import export
+from rock.rollout.trajectory import Exported, export, note_session
+from rock.rollout.workspace import keep_workspace
 from rock.sandbox.base import ExecResult, Provider, Sandbox, SandboxSpec
 from rock.sandbox.ending import to_the_end
 from rock.secrets import keeping, redact, redact_text
@@ -44,8 +47,6 @@ log = logging.getLogger(__name__)
 
 SLACK_SECONDS = 30.0
 """On top of a bound that the other side keeps: if it is exceeded, the other side is gone."""
-STOP_SECONDS = 60.0
-EXPORT_SECONDS = 120.0
 CLEANUP_SECONDS = 5.0
 
 Save = Callable[[Record], Awaitable[None]]
@@ -68,8 +69,6 @@ class Tools:
 class _Seen:
     """What an attempt has learned so far; the record is made from it."""
 
-    phase: Phase = Phase.PROVISION
-    phase_seconds: dict[str, float] = field(default_factory=dict[str, float])
     session_id: str | None = None
     sandbox_id: str | None = None
     agent: CommandSeen | None = None
@@ -78,23 +77,38 @@ class _Seen:
     parts: dict[str, float] = field(default_factory=dict[str, float])
     usage: Usage = field(default_factory=Usage)
     untrainable: dict[str, int] = field(default_factory=dict[str, int])
+    version: int | None = None
+    agent_class: OutcomeClass | None = None
+    graded: bool = False
+    workspace: str | None = None
+
+    def exported(self, kept: Exported) -> None:
+        self.usage, self.untrainable, self.version = kept.usage, kept.untrainable, kept.version
 
 
 async def run_attempt(
-    plan: Plan, loaded: LoadedTask, tools: Tools, *, folder: Path, save: Save
+    plan: Plan,
+    loaded: LoadedTask,
+    tools: Tools,
+    *,
+    folder: Path,
+    save: Save,
+    handle: Handle | None = None,
 ) -> Record:
     """Run one attempt; its record has been given to `save` on return, and on cancellation too.
 
-    Never raises for what went wrong in the attempt. Raises what `save` raises.
+    Cancelled, it has the class that `handle` names then. Never raises for what went wrong in the
+    attempt. Raises what `save` raises.
     """
-    attempt = _Attempt(plan, loaded, tools, folder)
+    handle = handle or Handle()
+    attempt = _Attempt(plan, loaded, tools, folder, handle)
     started_at, started = now(), tools.clock()
     cancelled: asyncio.CancelledError | None = None
     try:
         outcome = await attempt.run()
     except asyncio.CancelledError as exc:
         cancelled = exc
-        outcome = outcome_of(OutcomeClass.CANCELLED, attempt.seen.phase)
+        outcome = outcome_of(handle.stop_class, attempt.phases.phase, detail=handle.stop_detail)
     except Exception as exc:  # noqa: BLE001 - the one place where failures become outcomes
         outcome = attempt.outcome_of_error(exc)
     record = attempt.record(outcome, started_at, tools.clock() - started)
@@ -109,13 +123,22 @@ async def _awaited(work: Awaitable[None]) -> None:
 
 
 class _Attempt:
-    def __init__(self, plan: Plan, loaded: LoadedTask, tools: Tools, folder: Path) -> None:
+    def __init__(
+        self, plan: Plan, loaded: LoadedTask, tools: Tools, folder: Path, handle: Handle
+    ) -> None:
         self.plan = plan
         self.loaded = loaded
         self.task = loaded.task
         self.tools = tools
+        self.limits = tools.run.limits
         self.folder = folder
+        self.handle = handle
         self.seen = _Seen()
+        self.phases = Phases(
+            tools.clock,
+            whole_seconds=self.limits.episode_seconds,
+            on_enter=lambda phase: tools.on_event(PhaseEntered(plan=plan, phase=phase)),
+        )
 
     async def run(self) -> Outcome:
         grader = self.task.grader or self.tools.run.grader
@@ -127,84 +150,99 @@ class _Attempt:
             await stack.enter_async_context(exam)
             await self._prepare(exam, sandbox)
             end, close_reason = await self._agent(sandbox)
-            with self._phase(Phase.EXPORT):
-                async with asyncio.timeout(EXPORT_SECONDS):
-                    assert self.seen.session_id is not None
-                    exported = await export(
-                        self.tools.admin,
-                        self.seen.session_id,
-                        self.folder,
-                        close_reason=close_reason,
-                    )
-            self.seen.usage, self.seen.untrainable = exported.usage, exported.untrainable
+            async with self.phases.enter(Phase.EXPORT, self.limits.export_seconds):
+                assert self.seen.session_id is not None
+                exported = await export(
+                    self.tools.admin,
+                    self.seen.session_id,
+                    self.folder,
+                    close_reason=close_reason,
+                )
+                self.seen.exported(exported)
             agent = self.tools.run.agent
-            requires_model = agent.requires_model and agent.solution is None
-            verdict = judge_agent(end, exported.session, requires_model=requires_model)
+            verdict = judge_agent(
+                end.result,
+                exported.session,
+                requires_model=agent.requires_model and agent.solution is None,
+                stuck=end.stuck,
+            )
+            self.seen.agent_class = verdict.cls
             if verdict.cls is not None and not TABLE[verdict.cls].gradable:
                 return outcome_of(verdict.cls, Phase.AGENT, detail=verdict.detail)
+            await self._keep(sandbox)
             return await self._grade(exam, sandbox, verdict.cls, verdict.detail)
 
     async def _provision(self, stack: AsyncExitStack) -> Sandbox:
-        limits = self.tools.run.limits
-        with self._phase(Phase.PROVISION):
-            async with asyncio.timeout(limits.provision_seconds):
-                sandbox = await self.tools.provider.create(self._spec())
-            stack.push_async_callback(_stop, sandbox)
-            self.seen.sandbox_id = sandbox.id
+        async with self.phases.enter(Phase.PROVISION, self.limits.provision_seconds):
+            sandbox = await self.tools.provider.create(self._spec())
+        stack.push_async_callback(self._teardown, sandbox)
+        self.seen.sandbox_id = sandbox.id
         return sandbox
 
     async def _prepare(self, exam: Exam, sandbox: Sandbox) -> None:
         """The task's initial state, what is kept from the agent, and the agent's own files."""
-        limits = self.tools.run.limits
-        with self._phase(Phase.SETUP):
-            async with asyncio.timeout(self.task.timeouts.setup_seconds or limits.setup_seconds):
-                await lay_out(sandbox, self.loaded)
-                await exam.prepare(sandbox)
-                for target, host in self.tools.run.agent.files.items():
-                    await sandbox.upload(host, target)
+        seconds = self.task.timeouts.setup_seconds or self.limits.setup_seconds
+        async with self.phases.enter(Phase.SETUP, seconds):
+            await lay_out(sandbox, self.loaded)
+            await exam.prepare(sandbox)
+            for target, host in self.tools.run.agent.files.items():
+                await sandbox.upload(host, target)
 
-    async def _agent(self, sandbox: Sandbox) -> tuple[ExecResult, str | None]:
+    async def _agent(self, sandbox: Sandbox) -> tuple[AgentEnd, str | None]:
         """Run the agent in a session of its own; how both ended."""
         run = self.tools.run
         timeout = self.task.timeouts.agent_seconds or run.agent.timeout_seconds
-        with self._phase(Phase.SETUP):
-            async with asyncio.timeout(run.limits.setup_seconds):
-                session = await self.tools.admin.create_session(self._session_spec(timeout))
-                self.seen.session_id = session.session_id
+        async with self.phases.enter(Phase.SETUP, self.limits.setup_seconds):
+            session = await self.tools.admin.create_session(self._session_spec(timeout))
+            self.seen.session_id = self.handle.session_id = session.session_id
+            await asyncio.to_thread(note_session, self.folder, session.session_id)
         try:
             async with AsyncExitStack() as stack:
                 stack.enter_context(keeping(session.key))
                 listener = await self._attach(stack, sandbox, session)
                 values = agent_values(self.task, model_name=run.model_name, listener=listener)
-                with self._phase(Phase.AGENT):
-                    async with asyncio.timeout(timeout + SLACK_SECONDS):
-                        place = Place(
-                            sandbox=sandbox,
-                            values=values,
-                            base_url=session.base_url,
-                            api_key=session.key,
-                        )
-                        end = await act(place, run.agent, self.loaded, timeout_seconds=timeout)
-            await asyncio.to_thread(self._keep_output, "agent", end)
-            self.seen.agent = seen(end)
-            with self._phase(Phase.EXPORT):
-                async with asyncio.timeout(EXPORT_SECONDS):
-                    info = await self.tools.admin.close_session(session.session_id)
+                async with self.phases.enter(
+                    Phase.AGENT, timeout, slack_seconds=SLACK_SECONDS
+                ) as seconds:
+                    place = Place(
+                        sandbox=sandbox,
+                        values=values,
+                        base_url=session.base_url,
+                        api_key=session.key,
+                    )
+                    working = act(place, run.agent, self.loaded, timeout_seconds=seconds)
+                    end = await watched(working, sandbox, self._watch())
+            await asyncio.to_thread(self._keep_output, "agent", end.result)
+            self.seen.agent = seen(end.result)
+            async with self.phases.enter(Phase.EXPORT, self.limits.export_seconds):
+                info = await self.tools.admin.close_session(session.session_id)
             return end, info.close_reason
         except BaseException:
             await to_the_end(self._revoke(session.session_id))
             raise
+        finally:
+            self.handle.session_id = None
+
+    def _watch(self) -> Watch:
+        limit, clock = self.tools.run.agent.no_progress_seconds, self.tools.clock
+        watchdog = None if limit is None else Watchdog(limit, clock())
+        return Watch(handle=self.handle, watchdog=watchdog, clock=clock)
+
+    async def _keep(self, sandbox: Sandbox) -> None:
+        most = self.tools.run.keep_workspace_bytes
+        if not most:
+            return
+        async with self.phases.enter(Phase.EXPORT, self.limits.export_seconds):
+            why_not = await keep_workspace(sandbox, self.task.workdir, self.folder, max_bytes=most)
+        self.seen.workspace = why_not or "kept"
 
     async def _attach(
         self, stack: AsyncExitStack, sandbox: Sandbox, session: wire.SessionCreated
     ) -> socket.socket:
-        with self._phase(Phase.SETUP):
-            async with asyncio.timeout(self.tools.run.limits.setup_seconds):
-                listener = stack.enter_context(await open_listener(sandbox))
-                path = session.attach_path or self.tools.attach_path
-                await stack.enter_async_context(
-                    Attachment(Path(path), listener, session.session_id)
-                )
+        async with self.phases.enter(Phase.SETUP, self.limits.setup_seconds):
+            listener = stack.enter_context(await open_listener(sandbox))
+            path = session.attach_path or self.tools.attach_path
+            await stack.enter_async_context(Attachment(Path(path), listener, session.session_id))
         return listener
 
     async def _revoke(self, session_id: str) -> None:
@@ -217,7 +255,7 @@ class _Attempt:
             async with asyncio.timeout(CLEANUP_SECONDS):
                 info = await admin.close_session(session_id, reason="revoked")
                 kept = await export(admin, session_id, self.folder, close_reason=info.close_reason)
-                self.seen.usage, self.seen.untrainable = kept.usage, kept.untrainable
+                self.seen.exported(kept)
         except (ModelServiceError, TimeoutError, OSError) as exc:
             reason = str(exc) or type(exc).__name__
             log.warning("session %s was not closed and kept: %s", session_id, reason)
@@ -225,10 +263,10 @@ class _Attempt:
     async def _grade(
         self, exam: Exam, sandbox: Sandbox, agent_class: OutcomeClass | None, detail: str
     ) -> Outcome:
-        seconds = self._grade_seconds() + SLACK_SECONDS + self.tools.run.limits.setup_seconds
-        with self._phase(Phase.GRADE):
-            async with asyncio.timeout(seconds):
-                result = await exam.grade(sandbox)
+        self.seen.graded = True
+        slack = SLACK_SECONDS + self.limits.setup_seconds
+        async with self.phases.enter(Phase.GRADE, self._grade_seconds(), slack_seconds=slack):
+            result = await exam.grade(sandbox)
         self.seen.integrity, self.seen.parts = exam.integrity, dict(result.parts)
         if result.result is not None:
             await asyncio.to_thread(self._keep_output, "grader", result.result)
@@ -270,7 +308,10 @@ class _Attempt:
             workdir=self.task.workdir,
             limits=run.sandbox_limits(),
             labels={**self.plan.labels()},
-            lifetime_seconds=sum(phases) + 3 * limits.setup_seconds + EXPORT_SECONDS + 300.0,
+            lifetime_seconds=sum(phases)
+            + 3 * limits.setup_seconds
+            + 2 * limits.export_seconds
+            + 300.0,
         )
 
     def _session_spec(self, agent_seconds: float) -> wire.SessionSpec:
@@ -285,6 +326,7 @@ class _Attempt:
                 max_wall_seconds=run.limits.max_wall_seconds,
                 call_deadline_seconds=run.limits.call_deadline_seconds,
                 session_deadline_seconds=agent_seconds + run.limits.setup_seconds + SLACK_SECONDS,
+                max_staleness=run.schedule.max_staleness,
             ),
             pins=wire.Pins(
                 temperature=sampling.temperature,
@@ -297,19 +339,13 @@ class _Attempt:
             tokenizer=run.tokenizer,
         )
 
-    @contextmanager
-    def _phase(self, phase: Phase) -> Generator[None, None, None]:
-        """Being in `phase`: told to whoever watches, timed, and blamed for what is raised in it."""
-        before, started = self.seen.phase, self.tools.clock()
-        self.seen.phase = phase
-        if phase is not before or not self.seen.phase_seconds:
-            self.tools.on_event(PhaseEntered(plan=self.plan, phase=phase))
-        try:
-            yield
-        finally:
-            seconds = self.tools.clock() - started
-            spent = self.seen.phase_seconds
-            spent[phase.value] = round(spent.get(phase.value, 0.0) + seconds, 6)
+    async def _teardown(self, sandbox: Sandbox) -> None:
+        """Stop the sandbox, whatever; the provider's own close and its lifetime are behind this."""
+        self.tools.on_event(PhaseEntered(plan=self.plan, phase=Phase.TEARDOWN))
+        started = self.tools.clock()
+        await to_the_end(_bounded_stop(sandbox, self.limits.teardown_seconds))
+        spent = self.tools.clock() - started
+        self.phases.seconds[Phase.TEARDOWN.value] = round(spent, 6)
 
     def _keep_output(self, who: str, result: ExecResult) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -317,10 +353,11 @@ class _Attempt:
         (self.folder / f"{who}.stderr").write_bytes(redact(result.stderr))
 
     def outcome_of_error(self, exc: Exception) -> Outcome:
-        cls = class_of_error(self.seen.phase, exc)
+        cls = class_of_error(self.phases.phase, exc)
         if cls is OutcomeClass.INTERNAL_ERROR:
             log.error("attempt %s failed", self.plan, exc_info=exc)
-        return outcome_of(cls, self.seen.phase, detail=redact_text(f"{type(exc).__name__}: {exc}"))
+        detail = redact_text(f"{type(exc).__name__}: {exc}")
+        return outcome_of(cls, self.phases.phase, detail=detail)
 
     def record(self, outcome: Outcome, started_at: str, seconds: float) -> Record:
         plan, known = self.plan, self.seen
@@ -334,7 +371,7 @@ class _Attempt:
             started_at=started_at,
             ended_at=now(),
             seconds=round(seconds, 6),
-            phase_seconds=known.phase_seconds,
+            phase_seconds=self.phases.seconds,
             outcome=outcome,
             usage=known.usage,
             session_id=known.session_id,
@@ -343,6 +380,10 @@ class _Attempt:
             agent=known.agent,
             grader=known.grader,
             untrainable=known.untrainable,
+            version=known.version,
+            agent_class=known.agent_class,
+            graded=known.graded,
+            workspace=known.workspace,
             integrity=known.integrity,
             parts=known.parts,
         )
@@ -354,14 +395,9 @@ def _episode_seed(seed: int, plan: Plan) -> int:
     return int.from_bytes(hashlib.sha256(text).digest()[:4], "big") >> 1
 
 
-async def _stop(sandbox: Sandbox) -> None:
-    """Stop the sandbox, whatever; the provider's own close and its lifetime are behind this."""
-    await to_the_end(_bounded_stop(sandbox))
-
-
-async def _bounded_stop(sandbox: Sandbox) -> None:
+async def _bounded_stop(sandbox: Sandbox, seconds: float) -> None:
     try:
-        async with asyncio.timeout(STOP_SECONDS):
+        async with asyncio.timeout(seconds):
             await sandbox.stop()
     except (SandboxError, TimeoutError, OSError) as exc:
         log.warning("sandbox %s was not stopped: %s", sandbox.id, str(exc) or type(exc).__name__)

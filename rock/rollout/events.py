@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from rock.rollout.outcome import Phase
+from rock.rollout.outcome import Outcome, Phase
 from rock.rollout.record import Plan, Record
 from rock.rollout.report import Report
 
@@ -41,12 +41,29 @@ class AttemptDone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeGraded:
+    """A finished episode was graded again. `record` still has the outcome of before."""
+
+    record: Record
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupDone:
     """All episodes of a group have ended and the trainer can claim it."""
 
     group_id: str
     task_id: str
     rewards: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupLeftOut:
+    """A group is done and does not go to the trainer; `reason` says why."""
+
+    group_id: str
+    task_id: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +82,14 @@ class RunEnded:
 
 
 Event: TypeAlias = (
-    RunStarted | PhaseEntered | AttemptDone | GroupDone | GroupAcknowledged | RunEnded
+    RunStarted
+    | PhaseEntered
+    | AttemptDone
+    | EpisodeGraded
+    | GroupDone
+    | GroupLeftOut
+    | GroupAcknowledged
+    | RunEnded
 )
 OnEvent: TypeAlias = Callable[[Event], None]
 

@@ -6,7 +6,8 @@ Pure rules, in this order; the first that applies decides.
 2. A call ended without reaching the agent, and the agent did not get the same answer later: the
    infrastructure's cause wins, whatever the agent's exit code says.
 3. The agent asked for more than its limits allow.
-4. How the agent's process ended.
+4. The watch over its progress stopped it.
+5. How the agent's process ended.
 """
 
 from __future__ import annotations
@@ -95,15 +96,21 @@ _BY_STATUS = {
 }
 
 
-def judge_agent(end: ExecResult, session: SessionSeen, *, requires_model: bool) -> Verdict:
-    """The one class that the agent's part of an episode earned."""
+def judge_agent(
+    end: ExecResult, session: SessionSeen, *, requires_model: bool, stuck: str = ""
+) -> Verdict:
+    """The one class that the agent's part of an episode earned.
+
+    `stuck`: what the watch over its progress said when it stopped the agent.
+    """
     if session.close_reason == "stale":
         return Verdict(cls=OutcomeClass.STALE, detail="the session closed as stale")
     if end.status is ExecStatus.SANDBOX_DIED:
         return Verdict(cls=OutcomeClass.SANDBOX_DIED, detail="the sandbox died under the agent")
-    return (
-        _judge_calls(end, session) or _judge_limits(end, session, requires_model) or _judge_end(end)
-    )
+    verdict = _judge_calls(end, session) or _judge_limits(end, session, requires_model)
+    if verdict is None and stuck:
+        return Verdict(cls=OutcomeClass.NO_PROGRESS, detail=stuck)
+    return verdict or _judge_end(end)
 
 
 def _judge_calls(end: ExecResult, session: SessionSeen) -> Verdict | None:
@@ -216,5 +223,6 @@ _BY_ERROR: Mapping[Phase, _ErrorRules] = {
         ((ModelServiceError,), OutcomeClass.SERVICE_FAILED),
         ((SandboxError, TaskError, OSError), OutcomeClass.GRADER_BROKEN),
     ],
+    Phase.TEARDOWN: [],
 }
 """Read top down: the first rule that fits decides."""

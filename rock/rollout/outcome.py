@@ -30,6 +30,7 @@ class Phase(enum.StrEnum):
     AGENT = "agent"
     EXPORT = "export"
     GRADE = "grade"
+    TEARDOWN = "teardown"
 
 
 class Cause(enum.StrEnum):
@@ -54,6 +55,7 @@ class OutcomeClass(enum.StrEnum):
     TURN_LIMIT = "turn_limit"
     TOKEN_LIMIT = "token_limit"
     TIME_LIMIT = "time_limit"
+    NO_PROGRESS = "no_progress"
     CONTEXT_LIMIT = "context_limit"
     SANDBOX_CREATE_FAILED = "sandbox_create_failed"
     SANDBOX_DIED = "sandbox_died"
@@ -67,6 +69,7 @@ class OutcomeClass(enum.StrEnum):
     GRADER_TIMEOUT = "grader_timeout"
     TASK_INVALID = "task_invalid"
     STALE = "stale"
+    REDUNDANT = "redundant"
     NO_MODEL_CALL = "no_model_call"
     AGENT_MISSING = "agent_missing"
     MODEL_UNAUTHORIZED = "model_unauthorized"
@@ -114,6 +117,9 @@ TABLE: Mapping[OutcomeClass, Flags] = {
     OutcomeClass.TURN_LIMIT: _counts("the agent asked for more calls than the limit allows"),
     OutcomeClass.TOKEN_LIMIT: _counts("the agent used up the tokens that its session may have"),
     OutcomeClass.TIME_LIMIT: _counts("the time that its session may last was over"),
+    OutcomeClass.NO_PROGRESS: _counts(
+        "the agent neither asked the model nor used the processor for its no-progress limit"
+    ),
     OutcomeClass.CONTEXT_LIMIT: _counts("the agent's prompt did not fit the model's context"),
     OutcomeClass.SANDBOX_CREATE_FAILED: _infra("no sandbox could be made"),
     OutcomeClass.SANDBOX_DIED: _infra("the sandbox went away or stopped answering"),
@@ -135,6 +141,9 @@ TABLE: Mapping[OutcomeClass, Flags] = {
     OutcomeClass.STALE: _left_out(
         Cause.OPERATOR, "the policy moved on further than the staleness bound", retryable=True
     ),
+    OutcomeClass.REDUNDANT: _left_out(
+        Cause.OPERATOR, "enough other episodes had ended, so it was stopped", retryable=False
+    ),
     OutcomeClass.NO_MODEL_CALL: _left_out(
         Cause.OPERATOR, "the agent ended without one call to the model", retryable=False
     ),
@@ -151,6 +160,9 @@ TABLE: Mapping[OutcomeClass, Flags] = {
         Cause.OPERATOR, "the harness died while the attempt was going on", retryable=True
     ),
 }
+
+RUN_AGAIN = frozenset({OutcomeClass.CANCELLED, OutcomeClass.INTERRUPTED, OutcomeClass.REDUNDANT})
+"""Ends from without. An attempt that ended so is no failure, and does not use up attempts."""
 
 FULL_REWARD = 1.0
 """The reward from which on an episode is solved."""

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from rock.rollout.integrity import Integrity
-from rock.rollout.outcome import Outcome
+from rock.rollout.outcome import Outcome, OutcomeClass
 from rock.sandbox.base import ExecResult
 
 SCHEMA = 1
@@ -102,6 +102,21 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """What was done so that the reward can be believed; null where nothing was graded."""
     parts: dict[str, float] = msgspec.field(default_factory=dict[str, float])
     """What the reward is made of, by name, where it is made of several."""
+    version: int | None = None
+    """The policy version of the first sampled token."""
+    agent_class: OutcomeClass | None = None
+    """How the agent ended, if not by itself, whatever the grade."""
+    graded: bool = False
+    """Whether the work was graded, or was to be."""
+    grading: int = 1
+    """Which grading of the attempt this is."""
+    workspace: str | None = None
+    """`kept`, or why the working directory was not; null where that was not tried."""
+
+
+def file_name_of(grading: int) -> str:
+    """Where the record of an attempt's grading lies in the attempt's folder."""
+    return "record.json" if grading == 1 else f"record-{grading}.json"
 
 
 def encode(value: msgspec.Struct) -> bytes:

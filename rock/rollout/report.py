@@ -1,6 +1,7 @@
 """The figures of a run: a pure function from final records to numbers that say how many of what.
 
-An episode is *valid* when its outcome is in the denominator. Means, pass@k and intervals are over
+Redundant episodes, which were stopped because others had ended, are not episodes here; what they did
+to the lengths of the others is `length_bias`. An episode is *valid* when its outcome is in the denominator. Means, pass@k and intervals are over
 valid episodes only, and coverage (valid / total) stands beside them.
 
 - The interval of a mean reward is 95 %: Wilson's score interval when every reward is 0 or 1, else
@@ -19,7 +20,9 @@ from typing import Literal
 
 import msgspec
 
+from rock.rollout.outcome import OutcomeClass
 from rock.rollout.record import Record
+from rock.rollout.scheduler.bias import LengthBias, length_bias
 
 Z_95 = 1.959963984540054
 RESAMPLES = 2000
@@ -71,10 +74,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     pass_at_k: list[PassAtK]
     infra_failed: int
     """Episodes whose last attempt ended in an infrastructure failure."""
+    length_bias: LengthBias | None = None
+    """What redundant episodes did to the lengths of the others; null without any."""
 
 
 def report(records: Sequence[Record]) -> Report:
     """The figures of the final records of a run, tasks in their order of appearance."""
+    everything = records
+    records = [r for r in records if r.outcome.cls is not OutcomeClass.REDUNDANT]
     by_task: dict[str, list[Record]] = {}
     for record in records:
         by_task.setdefault(record.task_id, []).append(record)
@@ -83,7 +90,14 @@ def report(records: Sequence[Record]) -> Report:
         total=summarise("total", records),
         pass_at_k=_pass_at_ks(list(by_task.values())),
         infra_failed=sum(record.outcome.cause == "infra" for record in records),
+        length_bias=_length_bias(everything),
     )
+
+
+def _length_bias(records: Sequence[Record]) -> LengthBias | None:
+    stopped = [r.seconds for r in records if r.outcome.cls is OutcomeClass.REDUNDANT]
+    kept = [record.seconds for record in records if record.outcome.in_denominator]
+    return length_bias(kept, stopped) if stopped else None
 
 
 def summarise(name: str, records: Sequence[Record]) -> Summary:
@@ -207,6 +221,14 @@ def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
+def _bias_line(bias: LengthBias) -> str:
+    seconds = f"{_number(bias.kept_mean_seconds, 2)} s of {_number(bias.all_mean_seconds, 2)} s"
+    return (
+        f"redundant episodes: {bias.stopped} stopped; those kept took {seconds} on average "
+        f"(shorter by {_number(None if bias.shortened is None else 100 * bias.shortened, 0)} %)"
+    )
+
+
 def rows(figures: Report) -> list[list[str]]:
     """The table's cells: a heading, one row per task, the total."""
     heading = [name for name, _ in COLUMNS]
@@ -231,6 +253,8 @@ def as_text(figures: Report) -> str:
     )
     for item in figures.pass_at_k:
         lines.append(f"pass@{item.k} {item.value:.3f} over {item.tasks} tasks")
+    if (bias := figures.length_bias) is not None:
+        lines.append(_bias_line(bias))
     if total.interval is not None:
         lines.append(f"interval: 95 %, {total.interval.method}")
     return "\n".join(lines) + "\n"

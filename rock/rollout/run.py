@@ -30,11 +30,14 @@ from rock.rollout.episode import Tools
 from rock.rollout.events import OnEvent, RunEnded, RunStarted, ignore
 from rock.rollout.graders import BUILT_IN
 from rock.rollout.leaks import refuse_leaks
+from rock.rollout.planning import Selection
 from rock.rollout.record import encode
+from rock.rollout.regrade import Regraded, Regrader
 from rock.rollout.report import Report, as_text, report
 from rock.rollout.rundir import RunDir, read_info, read_records
 from rock.rollout.runfile import RunFile, load_run_file
 from rock.rollout.runner import Runner
+from rock.rollout.scheduler.pool import Curriculum
 from rock.rollout.task import LoadedTask
 from rock.rollout.tasks import load_tasks
 from rock.sandbox.base import Provider
@@ -67,6 +70,9 @@ class RunResult:
     groups: int
     published: int
     consumed: int
+    dropped: int = 0
+    regraded: Regraded | None = None
+    """Of a run that only graded again."""
     failure: str | None
 
     @property
@@ -82,12 +88,15 @@ async def run(
     service: ServiceAddress | None = None,
     provider: Provider | None = None,
     docker_host: str | None = None,
+    chosen: Selection | None = None,
+    curriculum: Curriculum | None = None,
     on_event: OnEvent = ignore,
 ) -> RunResult:
     """Run a run file to its end, or from where an earlier harness stopped in `directory`.
 
     `overrides` are top-level fields that win over the file's. A `provider` given here stays the
-    caller's; otherwise one is made, on the engine at `docker_host`. Raises `ConfigError`, `LedgerError`, `ProviderUnavailable` and `ModelServiceError` for
+    caller's; otherwise one is made, on the engine at `docker_host`. `chosen` is the part of the
+    work to do; a `curriculum` given here is used in place of the run file's. Raises `ConfigError`, `LedgerError`, `ProviderUnavailable` and `ModelServiceError` for
     what stops the whole run; what goes wrong in an episode is in its outcome. Cancelling it stops
     everything and leaves the directory resumable.
     """
@@ -97,9 +106,11 @@ async def run(
     _refuse_ungraded(config, tasks)
     register(*secret_values(config.secrets))
     refuse_leaks(config, tasks)
-    with RunDir.open(where.resolve(), config, source=text) as opened:
+    chosen = chosen or Selection()
+    may_change = frozenset({"grader"}) if chosen.regrade else frozenset[str]()
+    with RunDir.open(where.resolve(), config, source=text, may_change=may_change) as opened:
         async with AsyncExitStack() as stack:
-            chosen = await _provider(stack, config, provider, docker_host)
+            maker = await _provider(stack, config, provider, docker_host)
             address = service or await stack.enter_async_context(
                 _service(opened.path, config, _models(config, tasks))
             )
@@ -109,17 +120,20 @@ async def run(
             )
             tools = Tools(
                 run=config,
-                provider=chosen,
+                provider=maker,
                 admin=admin,
                 attach_path=address.attach_path,
                 backend=config.model,
                 on_event=on_event,
             )
-            runner = Runner(tasks, opened, tools)
+            runner = Runner(tasks, opened, tools, chosen=chosen, order=curriculum)
             await runner.plan()
-            on_event(_started(opened, chosen))
+            on_event(_started(opened, runner, maker))
+            regraded = None
+            if chosen.regrade:
+                regraded = await Regrader(tasks, opened, tools).run(runner.planned)
             failure = await runner.run()
-        result = await asyncio.to_thread(_finish, opened, chosen.name, failure)
+        result = await asyncio.to_thread(_finish, opened, maker.name, failure, regraded)
     on_event(RunEnded(report=result.report, failure=failure))
     return result
 
@@ -134,6 +148,10 @@ async def resume(directory: Path, **options: Any) -> RunResult:
 def _read(source: Path | RunFile, overrides: Mapping[str, Any] | None) -> tuple[RunFile, bytes]:
     if isinstance(source, Path):
         return load_run_file(source, overrides=overrides), source.read_bytes()
+    if overrides:
+        source = validated(
+            RunFile, {**source.model_dump(mode="json"), **overrides}, source="the run file"
+        )
     return source, source.model_dump_json(indent=2).encode()  # JSON is YAML, too
 
 
@@ -209,8 +227,8 @@ async def _service(
         )
 
 
-def _started(opened: RunDir, provider: Provider) -> RunStarted:
-    groups = opened.ledger.state.groups.values()
+def _started(opened: RunDir, runner: Runner, provider: Provider) -> RunStarted:
+    groups = runner.planned
     return RunStarted(
         run_id=opened.run_id,
         directory=opened.path,
@@ -221,7 +239,9 @@ def _started(opened: RunDir, provider: Provider) -> RunStarted:
     )
 
 
-def _finish(opened: RunDir, provider: str, failure: str | None) -> RunResult:
+def _finish(
+    opened: RunDir, provider: str, failure: str | None, regraded: Regraded | None
+) -> RunResult:
     figures = report(read_records(opened.path))
     write_atomically(opened.path / "report.json", encode(figures))
     write_atomically(opened.path / "report.txt", as_text(figures).encode())
@@ -234,5 +254,7 @@ def _finish(opened: RunDir, provider: str, failure: str | None) -> RunResult:
         groups=len(state.groups),
         published=sum(group.published for group in state.groups.values()),
         consumed=sum(group.consumed for group in state.groups.values()),
+        dropped=sum(group.dropped is not None for group in state.groups.values()),
+        regraded=regraded,
         failure=failure,
     )

@@ -30,10 +30,11 @@ from typing import Any, Self
 import msgspec
 
 from rock import __version__
-from rock.errors import LedgerError
+from rock.config import validated
+from rock.errors import ConfigError, LedgerError
 from rock.rollout.durable import write_atomically
 from rock.rollout.ledger import Ledger, RunOpened, replay
-from rock.rollout.record import Plan, Record, decode, encode, now
+from rock.rollout.record import Plan, Record, decode, encode, file_name_of, now
 from rock.rollout.runfile import RunFile, differences
 from rock.secrets import redact
 
@@ -74,8 +75,15 @@ class RunDir:
         self._lock = lock
 
     @classmethod
-    def open(cls, path: Path, run: RunFile, *, source: bytes = b"") -> Self:
-        """Start a run in `path`, or go on with the one there.
+    def open(
+        cls,
+        path: Path,
+        run: RunFile,
+        *,
+        source: bytes = b"",
+        may_change: frozenset[str] = frozenset(),
+    ) -> Self:
+        """Start a run in `path`, or go on with the one there, with those settings changed.
 
         Raises `LedgerError` when another harness works in it, when it holds something else, and,
         naming each field, when the run it holds was started with other settings.
@@ -87,7 +95,7 @@ class RunDir:
             raise LedgerError(f"{path}: cannot be used as a run directory: {exc.strerror}") from exc
         try:
             _take(lock, path)
-            info = _start_or_continue(path, run, source)
+            info = _start_or_continue(path, run, source, may_change)
             ledger = Ledger.open(path / "ledger.jsonl")
         except OSError as exc:
             os.close(lock)
@@ -121,13 +129,13 @@ class RunDir:
         folder = self.attempt_folder(plan_of(record))
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(folder / "record.json", encode(record))
+            write_atomically(folder / file_name_of(record.grading), encode(record))
         except OSError as exc:
             raise LedgerError(f"{folder}: the record cannot be written: {exc.strerror}") from exc
 
-    def read_record(self, plan: Plan) -> Record | None:
+    def read_record(self, plan: Plan, *, grading: int = 1) -> Record | None:
         """The attempt's record, None when it never got one. Raises `LedgerError` for a broken one."""
-        path = self.attempt_folder(plan) / "record.json"
+        path = self.attempt_folder(plan) / file_name_of(grading)
         try:
             return decode(path.read_bytes())
         except FileNotFoundError:
@@ -189,7 +197,7 @@ def read_records(path: Path) -> list[Record]:
             if episode.final_attempt is not None:
                 name = file_name(group.plan.task_id)
                 folder = path / "episodes" / name / str(index) / f"attempt-{episode.final_attempt}"
-                records.append(decode((folder / "record.json").read_bytes()))
+                records.append(decode((folder / file_name_of(episode.grading)).read_bytes()))
     return records
 
 
@@ -200,17 +208,37 @@ def _take(lock: int, path: Path) -> None:
         raise LedgerError(f"{path}: another harness is working in this run directory") from exc
 
 
-def _start_or_continue(path: Path, run: RunFile, source: bytes) -> RunInfo:
+def _continue(path: Path, config: dict[str, Any], may_change: frozenset[str]) -> RunInfo:
+    info = read_info(path)
+    before = _with_defaults(info.config)
+    kept = {field: value for field, value in before.items() if field not in may_change}
+    lines = differences(kept, {k: v for k, v in config.items() if k not in may_change})
+    if lines:
+        raise LedgerError(
+            f"{path}: the run here was started with other settings:\n  " + "\n  ".join(lines)
+        )
+    changed = {field: config[field] for field in may_change if config[field] != before.get(field)}
+    if changed:
+        info = msgspec.structs.replace(info, config={**info.config, **changed})
+        write_atomically(path / "run.json", encode(info))
+    return info
+
+
+def _with_defaults(config: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a run that an earlier version started, with those that it did not know."""
+    try:
+        return validated(RunFile, config, source="run.json").model_dump(mode="json")
+    except ConfigError:
+        return config
+
+
+def _start_or_continue(
+    path: Path, run: RunFile, source: bytes, may_change: frozenset[str]
+) -> RunInfo:
     # As it is kept there: without secrets.
     config = msgspec.json.decode(redact(msgspec.json.encode(run.model_dump(mode="json"))))
     if (path / "run.json").exists():
-        info = read_info(path)
-        lines = differences(info.config, config)
-        if lines:
-            raise LedgerError(
-                f"{path}: the run here was started with other settings:\n  " + "\n  ".join(lines)
-            )
-        return info
+        return _continue(path, config, may_change)
     if (path / "ledger.jsonl").exists() or (path / "episodes").exists():
         raise LedgerError(f"{path}: it holds episodes but no run.json; give another directory")
     info = RunInfo(

@@ -74,6 +74,11 @@ class AgentConfig(Strict):
     )
     mounts: list[MountConfig] = Field(default=[], description="Host paths shown in the sandbox.")
     user: str | None = Field(default=None, description="User in the sandbox; null is the default.")
+    no_progress_seconds: Seconds | None = Field(
+        default=900.0,
+        description="The agent is stopped when it neither asks the model nor uses the processor for "
+        "this long; null never.",
+    )
     requires_model: bool = Field(
         default=True, description="Whether an agent that never called the model is a mistake."
     )
@@ -119,6 +124,13 @@ class LimitsConfig(Strict):
     )
     provision_seconds: Seconds = Field(default=120.0, description="Time to make a sandbox.")
     setup_seconds: Seconds = Field(default=120.0, description="Time to put files in place.")
+    export_seconds: Seconds = Field(
+        default=120.0, description="Time to fetch what the agent did and left."
+    )
+    teardown_seconds: Seconds = Field(default=60.0, description="Time to remove a sandbox.")
+    episode_seconds: Seconds | None = Field(
+        default=None, description="From the beginning to the agent's end; cuts the bounds in it."
+    )
 
 
 class SamplingConfig(Strict):
@@ -147,6 +159,73 @@ class InfraConfig(Strict):
         default=0.2,
         description="Share of episodes that may end so before the run counts as failed.",
     )
+
+
+class ScheduleConfig(Strict):
+    """How many, how fast, how far ahead of the trainer, and what happens to short groups."""
+
+    extra_members: Annotated[int, Field(ge=0, le=1000)] = Field(
+        default=0, description="Episodes per group beyond its size; the first that count win."
+    )
+    groups_per_step: Count | None = Field(
+        default=None, description="Groups that one training step takes."
+    )
+    extra_groups: Annotated[int, Field(ge=0, le=10_000)] = Field(
+        default=0,
+        description="Groups beyond those of a step that run beside them; the last are stopped and "
+        "come again in a later step.",
+    )
+    max_staleness: Annotated[int, Field(ge=0)] | None = Field(
+        default=None,
+        description="How many policy versions older than the one that takes a sample the one may be "
+        "that began it.",
+    )
+    buffer_groups: Count | None = Field(
+        default=None, description="Groups under way or waiting for the trainer; null is no bound."
+    )
+    partial: Literal["partial", "drop", "refill"] = Field(
+        default="partial",
+        description="A group with episodes that do not count goes out with the others (partial), is "
+        "dropped (drop), or has those run again first (refill).",
+    )
+    min_valid: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="Episodes that must count for a group to go out."
+    )
+    max_refills: Annotated[int, Field(ge=0, le=100)] = Field(
+        default=2, description="How often refill runs the same episode again."
+    )
+    starts_per_second: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="Rate of starts; null is no bound."
+    )
+    start_burst: Count = Field(default=4, description="Starts at once under that rate.")
+    queue_wait_seconds: Seconds | None = Field(
+        default=None,
+        description="Calls should not wait longer than this for the model: concurrency is lowered "
+        "and raised again by it; null leaves it alone.",
+    )
+    task_concurrency: Count | None = Field(
+        default=None, description="Episodes of one task at the same time."
+    )
+    tag_concurrency: dict[str, Count] = Field(
+        default={}, description="Tag of tasks → episodes of those tasks at the same time."
+    )
+    curriculum: Literal["in_order", "by_success"] = Field(
+        default="in_order",
+        description="Which task is next: in_order, or by_success: of the tag whose tasks were solved "
+        "closest to half of the time.",
+    )
+    idle_seconds: Seconds = Field(
+        default=3600.0,
+        description="How long to wait for a trainer that takes no group before the run gives up.",
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.extra_groups and self.groups_per_step is None:
+            raise ValueError("extra_groups: expected groups_per_step with it")
+        if self.buffer_groups is not None and self.buffer_groups < (self.groups_per_step or 1):
+            raise ValueError("buffer_groups: expected at least groups_per_step, else no step fills")
+        return self
 
 
 class ServiceSection(Strict):
@@ -205,6 +284,13 @@ class RunFile(Strict):
         description="Classes of chains whose token rows the trainer gets: main, subagent, "
         "compaction, auxiliary.",
     )
+    keep_workspace_bytes: Annotated[int, Field(ge=0)] = Field(
+        default=16 * 1024**2,
+        description="Working directories up to this size are kept, to be graded again; 0 keeps none.",
+    )
+    schedule: ScheduleConfig = Field(
+        default=ScheduleConfig(), description="How episodes are chosen, started and stopped."
+    )
     secrets: list[str] = Field(
         default=[],
         description="Names of further environment variables whose values are never written down; "
@@ -220,6 +306,12 @@ class RunFile(Strict):
         default=10.0,
         description="How long to wait at the end for the trainer to acknowledge the groups.",
     )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.schedule.min_valid > self.episodes_per_task:
+            raise ValueError("schedule.min_valid: expected at most episodes_per_task")
+        return self
 
     @model_validator(mode="after")
     def _check_model(self) -> Self:
@@ -245,7 +337,7 @@ class RunFile(Strict):
 
 
 FREE_TO_CHANGE = frozenset(
-    {"concurrency", "out", "infra", "service", "consume_timeout_seconds", "secrets"}
+    {"concurrency", "out", "infra", "service", "schedule", "consume_timeout_seconds", "secrets"}
 )
 """Fields that a resumed run may change: they do not change what an episode means."""
 

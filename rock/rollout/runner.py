@@ -1,226 +1,347 @@
-"""Many episodes: what is left to do is run with bounded concurrency until every one has an outcome.
+"""Many episodes: does what the scheduler decides, and tells it what happened.
 
-The ledger says what is left, so a first run and a resumed one are the same thing. An attempt that
-ended in an infrastructure failure is followed by another, after a growing wait, up to the bound in
-the run file. A failure of one episode never touches another; the run gives up early only when it
-cannot succeed any more (too many infrastructure failures) or when going on is useless (the hosted
-model refuses the key).
+    ledger → scheduler → decisions → attempts, cancellations, publications → ledger → scheduler
+
+The ledger says what is left, so a first run and a resumed one are the same thing. A failure of one
+episode never touches another; the run gives up early only when it cannot succeed any more (too many
+infrastructure failures, a trainer that takes nothing) or when going on is useless (the hosted model
+refuses the key).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import contextlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import tenacity
 
-from rock.errors import LedgerError
-from rock.rollout.episode import Tools, run_attempt
-from rock.rollout.events import AttemptDone
+from rock.errors import RunFailed
+from rock.rollout.curriculum import curriculum
+from rock.rollout.episode import Save, Tools, run_attempt
+from rock.rollout.events import AttemptDone, GroupLeftOut
 from rock.rollout.groups import Publisher
-from rock.rollout.ledger import AttemptEnded, AttemptStarted, EpisodeState, GroupPlanned, GroupState
-from rock.rollout.outcome import TABLE, Cause, OutcomeClass, Phase, outcome_of
-from rock.rollout.record import Plan, Record, Usage, now
+from rock.rollout.heartbeat import Heartbeat
+from rock.rollout.ledger import AttemptStarted, EpisodeReopened, GroupDropped, GroupState
+from rock.rollout.outcome import RUN_AGAIN, TABLE, OutcomeClass
+from rock.rollout.planning import (
+    Planner,
+    Selection,
+    ended_line,
+    infra_failed,
+    is_final,
+    plan_for,
+    stopped_record,
+)
+from rock.rollout.progress import Handle
+from rock.rollout.record import Plan, Record, now
 from rock.rollout.rundir import RunDir
-from rock.rollout.task import LoadedTask, digest_of
+from rock.rollout.runfile import InfraConfig
+from rock.rollout.scheduler.core import Scheduler
+from rock.rollout.scheduler.plan import Cancel, Decision, Ending, Reopen, Settled, Start
+from rock.rollout.scheduler.pool import Curriculum
+from rock.rollout.task import LoadedTask
 
 MAX_BACKOFF_SECONDS = 60.0
+LONGEST_WAIT_SECONDS = 5.0
+"""The loop looks around this often at least, however little happens."""
+STOPPED = {
+    "redundant": "enough members of its group had ended",
+    "redundant_group": "the step had its groups; it comes again in a later one",
+    "stale": "the policy moved on further than the staleness bound",
+    "dropped": "its group was dropped",
+}
 
 
-class GaveUp(Exception):
-    """The run cannot succeed any more; the message says why."""
+@dataclass(slots=True)
+class _Running:
+    """One attempt that runs. `ending` is set once its end is in the ledger."""
+
+    task: asyncio.Task[None]
+    handle: Handle
+    final_when_stopped: bool = False
+    ending: Ending | None = None
 
 
 class Runner:
     """One run over an open run directory."""
 
-    def __init__(self, tasks: Sequence[LoadedTask], directory: RunDir, tools: Tools) -> None:
+    def __init__(
+        self,
+        tasks: Sequence[LoadedTask],
+        directory: RunDir,
+        tools: Tools,
+        *,
+        chosen: Selection | None = None,
+        order: Curriculum | None = None,
+    ) -> None:
+        """`order` overrides the run file's curriculum."""
         self._tasks = {item.task_id: item for item in tasks}
         self._directory = directory
         self._ledger = directory.ledger
         self._tools = tools
         self._run = tools.run
-        self._publisher = Publisher(
-            directory, tools.admin, tools.on_event, train_chains=tools.run.train_chains
+        self._order = order or curriculum(tools.run.schedule.curriculum)
+        self._planner = Planner(
+            self._tasks, directory, tools.run, chosen or Selection(), tools.admin
         )
-        self._infra_failed = 0
+        self._publisher = Publisher(
+            directory,
+            tools.admin,
+            tools.on_event,
+            train_chains=tools.run.train_chains,
+            max_staleness=tools.run.schedule.max_staleness,
+        )
+        self._running: dict[tuple[str, int], _Running] = {}
+        self._publishing: set[asyncio.Task[None]] = set()
+        self._wake = asyncio.Event()
+        self._failure: RunFailed | None = None
 
     async def plan(self) -> None:
-        """Give every task its group, the same as before when the run is resumed.
+        """Give every task its group, the same as before when the run is resumed. Raises `LedgerError`."""
+        await self._planner.plan()
 
-        Raises `LedgerError` naming the task when the tasks are not those the run was started with.
-        """
-        planned = self._ledger.state.groups
-        events: list[GroupPlanned] = []
-        for number, item in enumerate(self._tasks.values()):
-            group_id = f"{self._directory.run_id}.{number:05d}"
-            digest = digest_of(item)
-            if group_id not in planned:
-                events.append(
-                    GroupPlanned(
-                        group_id=group_id,
-                        task_id=item.task_id,
-                        size=self._run.episodes_per_task,
-                        task_digest=digest,
+    @property
+    def planned(self) -> list[GroupState]:
+        """The groups that this run is about."""
+        return self._planner.selected()
+
+    async def run(self) -> str | None:
+        """Run what is left; None, or why the run gave up. Groups go out as they are settled."""
+        scheduler = self._planner.scheduler(self._order)
+        heart = Heartbeat(
+            self._directory.ledger, self._tools, self._publisher, scheduler, self._wake.set
+        )
+        try:
+            self._count_infra()
+            async with asyncio.TaskGroup() as tasks:
+                beating = tasks.create_task(heart.beat(self._handles))
+                await self._drive(scheduler, heart, tasks)
+                beating.cancel()
+        except BaseExceptionGroup as errors:
+            # The first own error; the rest only followed from it.
+            failure = _first(errors)
+            if not isinstance(failure, RunFailed):
+                raise failure from None
+            return await self._gave_up(heart, failure)
+        except RunFailed as failure:
+            return await self._gave_up(heart, failure)
+        return None
+
+    async def _gave_up(self, heart: Heartbeat, failure: RunFailed) -> str:
+        await heart.wait_for_trainer(self._run.consume_timeout_seconds)
+        return failure.message
+
+    def _handles(self) -> dict[tuple[str, int], Handle]:
+        return {key: running.handle for key, running in self._running.items()}
+
+    # --- the loop ---
+
+    async def _drive(
+        self, scheduler: Scheduler, heart: Heartbeat, tasks: asyncio.TaskGroup
+    ) -> None:
+        clock = self._tools.clock
+        idle_since: float | None = None
+        done_since: float | None = None
+        while True:
+            self._wake.clear()
+            for decision in scheduler.decide(clock()):
+                await self._do(decision, scheduler, tasks)
+            if self._failure is not None:
+                await self._last_groups(scheduler, tasks)
+                raise self._failure
+            busy = not scheduler.finished or self._publishing
+            done_since = None if busy else (done_since or clock())
+            if done_since is not None and (
+                not heart.waiting or clock() - done_since >= self._run.consume_timeout_seconds
+            ):
+                return
+            idle_since = (idle_since or clock()) if scheduler.held_by_trainer else None
+            self._check_idle(idle_since)
+            await self._sleep(scheduler.next_time(clock()))
+
+    async def _last_groups(self, scheduler: Scheduler, tasks: asyncio.TaskGroup) -> None:
+        """The run gives up; what is settled by now still goes out."""
+        ended = [running.task for running in self._running.values() if running.ending is not None]
+        if ended:
+            await asyncio.wait(ended)
+        for decision in scheduler.decide(self._tools.clock()):
+            if isinstance(decision, Settled):
+                await self._do(decision, scheduler, tasks)
+        if self._publishing:
+            await asyncio.wait(self._publishing)
+
+    def _check_idle(self, since: float | None) -> None:
+        bound = self._run.schedule.idle_seconds
+        if since is not None and self._tools.clock() - since > bound:
+            raise RunFailed(
+                f"the trainer has taken no group for {bound:g} s, and no more may be made ahead of "
+                "it; the run can be resumed"
+            )
+
+    async def _sleep(self, moment: float | None) -> None:
+        seconds = LONGEST_WAIT_SECONDS
+        if moment is not None:
+            seconds = min(seconds, max(0.0, moment - self._tools.clock()))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+
+    async def _do(self, decision: Decision, scheduler: Scheduler, tasks: asyncio.TaskGroup) -> None:
+        match decision:
+            case Start():
+                self._start(decision, scheduler, tasks)
+            case Cancel():
+                self._cancel(decision)
+            case Reopen():
+                await self._ledger.append(
+                    EpisodeReopened(
+                        group_id=decision.group_id,
+                        index=decision.index,
+                        reason=decision.reason,
                         at=now(),
                     )
                 )
-            elif (before := planned[group_id].plan).task_id != item.task_id:
-                raise self._other_tasks(f"task {number} was {before.task_id}, now {item.task_id}")
-            elif before.task_digest != digest:
-                raise self._other_tasks(f"{item.task_id} has other contents now")
-        if planned and len(planned) != len(self._tasks):
-            raise self._other_tasks(f"there were {len(planned)}, now there are {len(self._tasks)}")
-        await self._directory.begin()
-        if events:
-            await self._ledger.append(*events)
-        await self._settle_interrupted()
+                self._count_infra()
+            case Settled():
+                task = tasks.create_task(self._settle(decision, scheduler))
+                self._publishing.add(task)
+                task.add_done_callback(self._settled)
 
-    def _other_tasks(self, what: str) -> LedgerError:
-        return LedgerError(
-            f"{self._directory.path}: tasks: the run was started with others: {what}"
+    # --- attempts ---
+
+    def _start(self, start: Start, scheduler: Scheduler, tasks: asyncio.TaskGroup) -> None:
+        key = (start.group_id, start.index)
+        handle = Handle()
+        task = tasks.create_task(self._attempt(self._ledger.state.groups[start.group_id], start))
+        self._running[key] = _Running(task, handle)
+
+        def over(_task: asyncio.Task[None]) -> None:
+            running = self._running.pop(key)
+            # One that was stopped before its first step has no end in the ledger, and no beginning.
+            ending = running.ending or Ending(kind="again")
+            scheduler.ended(start.group_id, start.index, ending, self._tools.clock())
+            self._wake.set()
+
+        task.add_done_callback(over)
+
+    def _cancel(self, cancel: Cancel) -> None:
+        running = self._running.get((cancel.group_id, cancel.index))
+        if running is None:
+            return
+        running.handle.stop_class = (
+            OutcomeClass.STALE if cancel.reason == "stale" else OutcomeClass.REDUNDANT
         )
+        running.handle.stop_detail = STOPPED[cancel.reason]
+        running.final_when_stopped = cancel.reason in ("redundant", "dropped")
+        running.task.cancel()
 
-    async def _settle_interrupted(self) -> None:
-        """Give attempts in which an earlier harness died their end; their folders stay."""
-        for group, index in list(self._ledger.state.interrupted()):
-            plan = self._plan_of(group, index, group.episodes[index].attempts)
-            record = self._directory.read_record(plan)
-            if record is None:
-                record = _interrupted(plan)
-                await asyncio.to_thread(self._directory.write_record, record)
-            await self._enter(group, record)
-
-    async def run(self) -> str | None:
-        """Run what is left; None, or why the run gave up. Groups are published as they complete."""
-        waiting: deque[tuple[GroupState, int]] = deque()
-        failure: str | None = None
-        try:
-            for group in self._ledger.state.groups.values():
-                await self._publisher.publish_if_complete(group)
-                for index, episode in enumerate(group.episodes):
-                    if episode.final_attempt is None:
-                        waiting.append((group, index))
-                    else:
-                        self._count_infra(episode)
-            watcher = asyncio.ensure_future(self._publisher.watch())
-            try:
-                await self._work(waiting)
-            finally:
-                watcher.cancel()
-                await asyncio.gather(watcher, return_exceptions=True)
-        except GaveUp as exc:
-            failure = str(exc)
-        await self._publisher.wait(self._run.consume_timeout_seconds)
-        return failure
-
-    async def _work(self, waiting: deque[tuple[GroupState, int]]) -> None:
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for _ in range(min(self._run.concurrency, len(waiting))):
-                    tasks.create_task(self._worker(waiting))
-        except BaseExceptionGroup as errors:
-            # The workers' first own error; the rest only followed from it.
-            first = errors.exceptions[0]
-            raise first from None
-
-    async def _worker(self, waiting: deque[tuple[GroupState, int]]) -> None:
-        while waiting:
-            group, index = waiting.popleft()
-            await self._episode(group, index)
-            await self._publisher.publish_if_complete(group)
-            self._count_infra(group.episodes[index])
-
-    async def _episode(self, group: GroupState, index: int) -> None:
-        """Attempts until one is final."""
-        infra = self._run.infra
-        retrying = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_result(lambda final: final is False),
-            wait=tenacity.wait_exponential(
-                multiplier=infra.backoff_seconds, max=MAX_BACKOFF_SECONDS
-            )
-            + tenacity.wait_random(0, infra.backoff_seconds / 2),
-            stop=tenacity.stop_after_attempt(infra.max_attempts),
-        )
-        await retrying(self._attempt, group, index)
-
-    async def _attempt(self, group: GroupState, index: int) -> bool:
-        """One attempt; whether the episode is done with it."""
-        plan = self._plan_of(group, index, group.episodes[index].attempts + 1)
-        await self._ledger.append(
-            AttemptStarted(group_id=plan.group_id, index=plan.index, attempt=plan.attempt, at=now())
-        )
-        folder = self._directory.attempt_folder(plan)
-        await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+    async def _attempt(self, group: GroupState, start: Start) -> None:
+        """One attempt, from its line in the ledger to the other."""
+        running = self._running[start.group_id, start.index]
+        episode = group.episodes[start.index]
+        plan = plan_for(self._directory, group, start.index, episode.attempts + 1)
 
         async def save(record: Record) -> None:
             await asyncio.to_thread(self._directory.write_record, record)
-            await self._enter(group, record)
+            await self._enter(group, record, running)
 
-        record = await run_attempt(
-            plan, self._tasks[plan.task_id], self._tools, folder=folder, save=save
+        try:
+            await self._ledger.append(
+                AttemptStarted(
+                    group_id=plan.group_id, index=plan.index, attempt=plan.attempt, at=now()
+                )
+            )
+            await self._run_attempt(plan, running, save)
+        except asyncio.CancelledError:
+            if running.handle.stop_class is OutcomeClass.CANCELLED:
+                raise  # the run ends
+            if episode.running:
+                stop = running.handle
+                await save(stopped_record(plan, stop.stop_class, stop.stop_detail))
+
+    async def _run_attempt(self, plan: Plan, running: _Running, save: Save) -> None:
+        folder = self._directory.attempt_folder(plan)
+        await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+        await run_attempt(
+            plan,
+            self._tasks[plan.task_id],
+            self._tools,
+            folder=folder,
+            save=save,
+            handle=running.handle,
         )
-        if record.outcome.cls is OutcomeClass.MODEL_UNAUTHORIZED:
-            raise GaveUp(f"the model refuses the key: {record.outcome.detail}")
-        return group.episodes[index].final_attempt is not None
 
-    async def _enter(self, group: GroupState, record: Record) -> None:
+    async def _enter(self, group: GroupState, record: Record, running: _Running) -> None:
         """Put a saved record's end into the ledger."""
-        final = self._is_final(record, group.episodes[record.index])
-        await self._ledger.append(
-            AttemptEnded(
-                group_id=record.group_id,
-                index=record.index,
-                attempt=record.attempt,
-                cls=record.outcome.cls,
-                final=final,
-                reward=record.outcome.reward,
-                at=now(),
-            )
-        )
+        episode = group.episodes[record.index]
+        cls = record.outcome.cls
+        final = is_final(record, episode, self._run.infra.max_attempts)
+        if cls is OutcomeClass.REDUNDANT:
+            final = running.final_when_stopped
+        await self._ledger.append(ended_line(record, final=final))
+        running.ending = self._ending(record, final=final, failures=episode.failures)
         self._tools.on_event(AttemptDone(record=record, final=final))
+        if cls is OutcomeClass.MODEL_UNAUTHORIZED:
+            self._failure = RunFailed(f"the model refuses the key: {record.outcome.detail}")
+        elif infra_failed(episode):
+            self._count_infra()
 
-    def _is_final(self, record: Record, episode: EpisodeState) -> bool:
-        if record.outcome.cls in (OutcomeClass.CANCELLED, OutcomeClass.INTERRUPTED):
-            return False
-        return not record.outcome.retryable or episode.failures + 1 >= self._run.infra.max_attempts
+    def _ending(self, record: Record, *, final: bool, failures: int) -> Ending:
+        if final:
+            kind = "valid" if TABLE[record.outcome.cls].counted else "invalid"
+            return Ending(kind=kind, version=record.version)
+        if record.outcome.cls in RUN_AGAIN or record.outcome.cls is OutcomeClass.STALE:
+            return Ending(kind="again")
+        return Ending(kind="again", after_seconds=backoff_seconds(self._run.infra, failures))
 
-    def _count_infra(self, episode: EpisodeState) -> None:
+    def _count_infra(self) -> None:
         """Give up as soon as more episodes have failed than the run file allows."""
-        if episode.cls is None or TABLE[episode.cls].cause is not Cause.INFRA:
-            return
-        self._infra_failed += 1
-        total = len(self._tasks) * self._run.episodes_per_task
+        groups = self._planner.selected()
+        episodes = [episode for group in groups for episode in group.episodes]
+        failed = [episode for episode in episodes if infra_failed(episode)]
+        total = sum(group.plan.size for group in groups)
         allowed = self._run.infra.max_failed_fraction
-        if self._infra_failed > allowed * total:
-            raise GaveUp(
-                f"{self._infra_failed} of {total} episodes ended in an infrastructure failure "
-                f"(allowed: {allowed:.0%}); the last one: {episode.cls}"
+        if len(failed) > allowed * total:
+            self._failure = RunFailed(
+                f"{len(failed)} of {total} episodes ended in an infrastructure failure "
+                f"(allowed: {allowed:.0%}); the last one: {failed[-1].cls}"
             )
+            self._wake.set()
 
-    def _plan_of(self, group: GroupState, index: int, attempt: int) -> Plan:
-        return Plan(
-            run_id=self._directory.run_id,
-            group_id=group.plan.group_id,
-            task_id=group.plan.task_id,
-            index=index,
-            attempt=attempt,
+    # --- groups ---
+
+    async def _settle(self, settled: Settled, scheduler: Scheduler) -> None:
+        group = self._ledger.state.groups[settled.group_id]
+        if settled.publish:
+            rewards = await self._publisher.publish(group, settled.chosen)
+            scheduler.learn(settled.group_id, rewards)
+            return
+        await self._ledger.append(
+            GroupDropped(group_id=settled.group_id, reason=settled.reason, at=now())
+        )
+        self._tools.on_event(
+            GroupLeftOut(
+                group_id=settled.group_id, task_id=group.plan.task_id, reason=settled.reason
+            )
         )
 
+    def _settled(self, task: asyncio.Task[None]) -> None:
+        self._publishing.discard(task)
+        self._wake.set()
 
-def _interrupted(plan: Plan) -> Record:
-    return Record(
-        run_id=plan.run_id,
-        group_id=plan.group_id,
-        episode_id=plan.episode_id,
-        task_id=plan.task_id,
-        index=plan.index,
-        attempt=plan.attempt,
-        started_at="",
-        ended_at=now(),
-        seconds=0.0,
-        phase_seconds={},
-        outcome=outcome_of(OutcomeClass.INTERRUPTED, Phase.AGENT, detail="the harness died"),
-        usage=Usage(),
-    )
+
+def backoff_seconds(infra: InfraConfig, failures: int) -> float:
+    """How long to wait after the `failures`-th failed attempt of an episode."""
+    wait = tenacity.wait_exponential(multiplier=infra.backoff_seconds, max=MAX_BACKOFF_SECONDS)
+    jitter = tenacity.wait_random(0, infra.backoff_seconds / 2)
+    state = tenacity.RetryCallState(tenacity.AsyncRetrying(), fn=None, args=(), kwargs={})
+    state.attempt_number = max(1, failures)
+    return float((wait + jitter)(state))
+
+
+def _first(error: BaseException) -> BaseException:
+    """The first error in a group of groups."""
+    nested: Sequence[BaseException] = getattr(error, "exceptions", ())
+    return _first(nested[0]) if nested else error

@@ -96,6 +96,8 @@ class Task(Strict):
         default_factory=dict
     )
     """By name; `oracle` is the right one. An agent never sees them unless it is one."""
+    tags: list[str] = Field(default_factory=list)
+    """Kinds that the task is of, for quotas and curricula."""
     metadata: dict[str, Any] = Field(default_factory=dict)
     timeouts: Timeouts = Timeouts()
 
@@ -126,7 +128,8 @@ def sources_of(task: Task) -> Iterator[tuple[str, str]]:
     for name, file in _all_files(task):
         if file.source is not None:
             yield f"{name}.source", file.source
-    for name, function in (task.grader.functions() if task.grader else {}).items():
+    functions = task.grader.functions() if task.grader is not None else dict[str, str]()
+    for name, function in functions.items():
         path = function.rpartition(":")[0]
         if path.endswith(".py"):
             yield f"grader.{name}", path
@@ -137,6 +140,11 @@ def check_sources(loaded: LoadedTask, *, source: str) -> LoadedTask:
     for field, path in sources_of(loaded.task):
         check_source(loaded.folder, path, where=f"{source}: {field}")
     return loaded
+
+
+def work_digest_of(loaded: LoadedTask) -> str:
+    """A fingerprint of the task without its grader: what an agent's work depends on."""
+    return digest_of(LoadedTask(loaded.task.model_copy(update={"grader": None}), loaded.folder))
 
 
 def digest_of(loaded: LoadedTask) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Raw
 
-from rock.errors import LedgerError
+from rock.errors import LedgerError, ModelServiceError
 from rock.modelservice import wire
 from rock.modelservice.client.shards import AdminShards
 from rock.modelservice.graph import stored
@@ -23,6 +24,9 @@ from rock.rollout.evidence import ANSWERED_STATES, CallSeen, SessionSeen
 from rock.rollout.record import Usage
 
 FILE_NAME = "trajectory.json"
+SESSION_FILE = "session"
+RESCUE_SECONDS = 10.0
+log = logging.getLogger(__name__)
 Number = TypeVar("Number", int, float)
 
 
@@ -33,6 +37,8 @@ class Exported:
     session: SessionSeen
     usage: Usage
     untrainable: dict[str, int]
+    version: int | None
+    """The policy version of the first sampled token."""
 
 
 async def export(
@@ -54,12 +60,38 @@ def _exported(folder: Path, trajectory: wire.Trajectory, close_reason: str | Non
         ),
         usage=usage_of(trajectory),
         untrainable=trajectory.untrainable,
+        version=oldest_version(trajectory),
     )
 
 
 def _store(folder: Path, trajectory: wire.Trajectory) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / FILE_NAME, stored.encode(trajectory))
+
+
+def note_session(folder: Path, session_id: str) -> None:
+    """Leave word of the session in the attempt's folder, in case the harness dies in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / SESSION_FILE).write_text(session_id)
+
+
+async def rescue(admin: AdminShards, folder: Path) -> str | None:
+    """Close the session of an attempt in which a harness died, and keep what it has of a trajectory.
+
+    The session's id; None if the attempt had come to none. A service that does not know it, or does
+    not answer, has nothing to give.
+    """
+    try:
+        session_id = (folder / SESSION_FILE).read_text()
+        async with asyncio.timeout(RESCUE_SECONDS):
+            info = await admin.close_session(session_id, reason="revoked")
+            await export(admin, session_id, folder, close_reason=info.close_reason)
+    except FileNotFoundError:
+        return None
+    except (ModelServiceError, TimeoutError, OSError) as exc:
+        log.warning("%s: its session was not closed and kept: %s", folder, exc)
+        return None
+    return session_id
 
 
 def calls_seen(calls: Iterable[wire.TrajectoryCall]) -> list[CallSeen]:
@@ -85,6 +117,13 @@ def calls_seen(calls: Iterable[wire.TrajectoryCall]) -> list[CallSeen]:
         )
         for call in calls
     ]
+
+
+def oldest_version(trajectory: wire.Trajectory) -> int | None:
+    """The oldest policy version that sampled anything in it."""
+    versions = [call.policy_version for call in trajectory.calls]
+    versions += [span.policy_version for row in trajectory.rows for span in row.spans]
+    return min((version for version in versions if version is not None), default=None)
 
 
 def usage_of(trajectory: wire.Trajectory) -> Usage:

@@ -8,16 +8,38 @@ over a WebSocket (`channel`), whose binary messages are the bytes of one tunnel 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from rock.errors import BadRequest, RockError, SandboxError, any_error_for
 from rock.sandbox.base import SandboxSpec
 from rock.sandbox.command import Death, ExecResult, ProcessInfo
-from rock.sandbox.state import ResetReceipt
+from rock.sandbox.state import Capability, ResetReceipt
 
 T = TypeVar("T")
+
+
+class Named(Protocol):
+    @property
+    def user(self) -> str: ...
+    @property
+    def home(self) -> str: ...
+
+
+class Described(Protocol):
+    """What there is to tell of a sandbox."""
+
+    spec: SandboxSpec
+    variables: dict[str, str]
+    rlimits: tuple[tuple[int, int], ...]
+
+    @property
+    def identity(self) -> Named: ...
+    @property
+    def capabilities(self) -> frozenset[Capability]: ...
+    @property
+    def not_enforced(self) -> tuple[str, ...]: ...
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +59,26 @@ class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True):
     age_seconds: float
     spec: SandboxSpec
     profile: Profile
+
+
+def info_of(
+    sandbox: Described, *, sandbox_id: str, provider: str, age_seconds: float
+) -> SandboxInfo:
+    profile = Profile(
+        user=sandbox.identity.user,
+        home=sandbox.identity.home,
+        variables=dict(sandbox.variables),
+        rlimits=list(sandbox.rlimits),
+        capabilities=sorted(sandbox.capabilities),
+        not_enforced=list(sandbox.not_enforced),
+    )
+    return SandboxInfo(
+        id=sandbox_id,
+        provider=provider,
+        age_seconds=age_seconds,
+        spec=sandbox.spec,
+        profile=profile,
+    )
 
 
 class CreateRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -36,9 +36,11 @@ async def diagnose(
 async def _paused_in_the_end(engine: Engine, name: str) -> bool | None:
     """As `Engine.paused`; an engine takes a moment to notice that a container has ended."""
     deadline = time.monotonic() + _NOTICE_SECONDS
-    while (paused := await engine.paused(name)) is False and time.monotonic() < deadline:
+    while True:
+        paused = await engine.paused(name)
+        if paused is not False or time.monotonic() > deadline:
+            return paused
         await asyncio.sleep(0.1)
-    return paused
 
 
 def _of_a_running_one(paused: bool) -> Death:

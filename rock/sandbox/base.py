@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from rock.errors import NotSupported
+from rock.errors import NotSupported, SandboxError
 from rock.sandbox.command import (
     DEFAULT_KEPT_BYTES,
     DEFAULT_OUTPUT_LIMIT_BYTES,
@@ -103,7 +103,11 @@ class SandboxSpec:
     """The whole environment of commands, on top of PATH, HOME, LANG and TMPDIR."""
     user: str | None = None
     """User of commands inside the sandbox (name or uid); None is the provider's safe default."""
-    network: Literal["none", "full"] = "none"
+    network: Literal["none", "model", "allowlist", "full"] = "none"
+    """`none` and `model`: nothing but what the harness serves by `listen`. `allowlist`: also
+    `allowed_hosts`, by HTTP and TLS through a proxy of the harness. `full`: the provider's own network."""
+    allowed_hosts: tuple[str, ...] = ()
+    """`name`, or `*.name` for all below it, either with `:port`; without, ports 80 and 443."""
     limits: Limits = Limits()
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     lifetime_seconds: float = 6 * 3600.0
@@ -284,6 +288,19 @@ class Sandbox(ABC):
         """Like `reset`, but back to `snapshot`, which must be of a sandbox made of the same."""
         raise NotSupported("restore: this provider keeps no states")
 
+    async def set_network(
+        self,
+        network: Literal["none", "model", "allowlist", "full"],
+        allowed_hosts: tuple[str, ...] = (),
+    ) -> None:
+        """Change what may be reached from now on; connections no longer allowed are cut.
+
+        Here `full` is every public host, through the same proxy as `allowlist`. A sandbox that was
+        created with `full` has a network of its own, which cannot be taken away: `NotSupported`. What
+        was passed out by `listen` stays: whoever serves it decides. A reset brings back the spec's.
+        """
+        raise NotSupported("set_network: this provider's networks do not change")
+
     async def pause(self) -> None:
         """Stop every process where it is; until `resume` the sandbox raises `SandboxBusy`.
 
@@ -326,6 +343,19 @@ class Provider(ABC):
 
         With `snapshot`, of this provider and a sandbox of the same spec, it starts from those files.
         """
+
+    async def recover(self, sandbox: Sandbox, snapshot: Snapshot) -> Sandbox:
+        """`sandbox` back at `snapshot`; if it is of no more use, another one that starts there.
+
+        Then `sandbox` is stopped. For an episode that goes on from its last good state after a fault of
+        the machine. Raises what `create` raises.
+        """
+        try:
+            await sandbox.restore(snapshot)
+        except SandboxError:
+            await sandbox.stop()
+            return await self.create(sandbox.spec, snapshot=snapshot)
+        return sandbox
 
     async def fork(self, sandbox: Sandbox, count: int = 1) -> list[Sandbox]:
         """`count` new sandboxes that start from the files of `sandbox` as they are now.

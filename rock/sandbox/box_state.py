@@ -154,9 +154,10 @@ class BoxState:
             layer.release()
 
     async def _go_back(self, below: Sequence[Layer]) -> ResetReceipt:
-        self._supports("reset in place")
+        layers = self._supports("reset in place")
         async with self._change(paused=None):
             started = time.monotonic()
+            await layers.settle()
             swept = await self._sweep()
             self.paused = False
             if swept.left:

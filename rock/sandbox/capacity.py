@@ -47,7 +47,7 @@ class Cost:
 
 LOCAL_COST = Cost(memory_bytes=4 * _MIB, pids=2, open_files=3, disk_bytes=0)
 DOCKER_COST = Cost(memory_bytes=12 * _MIB, pids=14, open_files=5, disk_bytes=1 * _MIB)
-"""A container's shim has a dozen threads; measured in docs/capacity.md."""
+"""A container's shim has a dozen threads; measured by benchmarks/sandbox_state.py."""
 
 Measure = Callable[[Cost, Path], Sequence[Room]]
 

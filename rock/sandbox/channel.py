@@ -311,6 +311,11 @@ class Channel:
         except frames.ProtocolError as exc:
             raise SandboxDied(f"list processes: {exc}") from exc
 
+    async def close(self) -> None:
+        """Close what connections share, if they share anything. Ends no sandbox."""
+        if self._relay is not None:
+            await self._relay.close()
+
     async def tunnel(self) -> socket.socket:
         """A connection that carries many; whoever owns it speaks as `mux.Mux` does."""
         conn = await self._connect()

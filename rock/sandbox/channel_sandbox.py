@@ -135,6 +135,7 @@ class ChannelSandbox(StatefulSandbox):
             await self.channel.make_directory(self._path(path), mode=0o755, owner=owner)
         await self._name_agent()
         await self.state.seal(snapshot)
+        await self.network_of_the_spec()
 
     async def exec(
         self,
@@ -341,15 +342,23 @@ class ChannelSandbox(StatefulSandbox):
         except UnicodeEncodeError as exc:
             raise SandboxFileError(f"path: {path!r} is not text that has bytes ({exc})") from exc
 
-    def _environment(self, extra: Mapping[str, str], user: str | None) -> dict[bytes, bytes]:
+    def environment(self) -> dict[str, str]:
+        """The variables of a command that asks for none of its own."""
+        return self._merged({}, None)
+
+    def _merged(self, extra: Mapping[str, str], user: str | None) -> dict[str, str]:
         is_root = user is not None and user.partition(":")[0] in _ROOT
+        proxy = {} if self.egress is None else self.egress.variables
         base = {
             "PATH": DEFAULT_PATH,
             "HOME": "/root" if is_root else self.identity.home,
             "LANG": "C.UTF-8",
             "TMPDIR": "/tmp",
         }
-        merged = {**base, **self.variables, **self.spec.env, **extra}
+        return {**base, **self.variables, **proxy, **self.spec.env, **extra}
+
+    def _environment(self, extra: Mapping[str, str], user: str | None) -> dict[bytes, bytes]:
+        merged = self._merged(extra, user)
         for name in merged:
             if not name or "=" in name:
                 raise CommandRefused(f"env: got the name {name!r}, expected one without '='")

@@ -39,6 +39,7 @@ _FIRST_SCRIPT = b"set +o history 2>/dev/null\nPS1=\nPS2=\nunset HISTFILE MAILCHE
 _START_SECONDS = 20.0
 _INTERRUPT_SECONDS = 1.0
 _INTERRUPT_EVERY_SECONDS = 0.05
+_BEFORE_KILLING_SECONDS = 0.25
 _AFTER_INTERRUPT_SECONDS = 0.01
 _BETWEEN_BYTES = 64 * 1024
 _BOUND_SECONDS = 41 * 24 * 3600.0
@@ -82,8 +83,8 @@ class _Session:
     async def open(self, argv: tuple[str, ...]) -> None:
         """Start the shell and wait until it answers; what it says until then is nobody's."""
         execution = self.execution = await self._start(argv, self._take_status)
-        execution.stdout.sink = lambda data: self._keep(0, data)
-        execution.stderr.sink = lambda data: self._keep(1, data)
+        execution.stdout.sink = self._keeping(0)
+        execution.stderr.sink = self._keeping(1)
         self.ended = asyncio.ensure_future(self._finish(execution))
         self.ended.add_done_callback(lambda _: self._wake.set())
         await self.begin(_FIRST_SCRIPT, limit_bytes=_BETWEEN_BYTES)
@@ -97,6 +98,9 @@ class _Session:
         finally:
             execution.close()
         return await self._result_of(executed, time.monotonic() - self._began, False)
+
+    def _keeping(self, stream: int) -> Sink:
+        return lambda data: self._keep(stream, data)
 
     def _keep(self, stream: int, data: bytes) -> None:
         capture = self._sink[stream]
@@ -144,8 +148,13 @@ class _Session:
         self._limit_bytes = None
         deadline = time.monotonic() + _INTERRUPT_SECONDS
         again = frames.text(_status_line(self._nonce).encode())
+        patience = time.monotonic() + _BEFORE_KILLING_SECONDS
         while self.code is None and time.monotonic() < deadline and not self.has_ended:
             self._wake.clear()
+            if time.monotonic() > patience:
+                # A program that is deaf to Ctrl-C. The interrupt that follows at once keeps the shell
+                # from going on with the script.
+                await self._signal(signal.SIGKILL, shell_too=False)
             for _ in range(2):  # the second is for what a handler of the first one started
                 if self.code is None:
                     await self._signal(signal.SIGINT, shell_too=True)

@@ -45,12 +45,14 @@ def container_config(
     helper: Path,
     run_directory: Path | None,
     labels: Mapping[str, str],
+    lease_seconds: float = 0.0,
 ) -> dict[str, Any]:
     """Arguments for the engine client's `create`.
 
     The spec is a checked one; `programs` are host directories to show read-only at their own place,
     `helper` the host's rock-init, `run_directory` the host directory for its socket. Without one
-    there is no socket, and the helper must be put into the container before it starts.
+    there is no socket, and the helper must be put into the container before it starts. The helper
+    ends the container when nobody has renewed its lease for `lease_seconds` (0: no lease).
     """
     binds = [
         *_helper_binds(helper, run_directory),
@@ -61,10 +63,12 @@ def container_config(
         ),
     ]
     socket = f"{RUN_TARGET}/{SOCKET_NAME}" if run_directory is not None else "-"
-    lifetime = str(math.ceil(spec.lifetime_seconds))
+    command = ["serve", socket, "--lifetime", str(math.ceil(spec.lifetime_seconds))]
+    if lease_seconds > 0:
+        command += ["--lease", str(math.ceil(lease_seconds))]
     return {
         "entrypoint": [HELPER_TARGET],
-        "command": ["serve", socket, "--lifetime", lifetime],
+        "command": command,
         # The helper must be able to become any user, whatever the image's own user is.
         "user": "0:0",
         "working_dir": "/",
@@ -74,7 +78,7 @@ def container_config(
         # The client's own proxy settings are not the sandbox's business.
         "use_config_proxy": False,
         "host_config": {
-            "network_mode": "none" if spec.network == "none" else "bridge",
+            "network_mode": "bridge" if spec.network == "full" else "none",
             "cap_drop": ["ALL"],
             "cap_add": list(HELPER_CAPABILITIES),
             "security_opt": ["no-new-privileges:true"],

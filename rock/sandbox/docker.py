@@ -21,16 +21,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rock.errors import ProviderUnavailable, SandboxDied, SandboxError
-from rock.sandbox import host_layers, hostroot, rundir
+from rock.sandbox import api, host_layers, hostroot, rundir
 from rock.sandbox.autopsy import diagnose
 from rock.sandbox.base import Availability, Provider, SandboxSpec
 from rock.sandbox.box_state import BoxState
+from rock.sandbox.capacity import DOCKER_COST, Admission
 from rock.sandbox.channel import KILL_GRACE_SECONDS, Channel, Connector, connect_to_path
 from rock.sandbox.channel_sandbox import AGENT_HOME, ChannelSandbox, Identity
 from rock.sandbox.container import SOCKET_NAME, container_config, helper_archive
 from rock.sandbox.ending import to_the_end
 from rock.sandbox.engine import REMEDY, Engine, Image
 from rock.sandbox.engine_stream import open_stream
+from rock.sandbox.heartbeat import Heartbeat
 from rock.sandbox.helper import helper_path
 from rock.sandbox.host_layers import ContainerRoot, HostLayers, Keeper
 from rock.sandbox.images import Images
@@ -38,8 +40,8 @@ from rock.sandbox.mount_rules import check_spec
 from rock.sandbox.mux import MuxConnector
 from rock.sandbox.owner import EXPIRES, RUN, Owner, wall_seconds
 from rock.sandbox.reaper import reap
-from rock.sandbox.state import ResetTier, Snapshot
-from rock.sandbox.stateful import Box, StatefulSandbox
+from rock.sandbox.state import Capability, ResetTier, Snapshot
+from rock.sandbox.stateful import NETWORKS, Box, Enforced, StatefulSandbox
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +52,8 @@ SHARE_REMEDY = (
     'not share this one\'s directories (transport="stream" needs none). The local provider needs no '
     "engine"
 )
+LEASE_SECONDS = 120.0
+"""A sandbox whose harness is killed is gone so much later, at the latest."""
 EXPIRY_MARGIN_SECONDS = 60.0
 """A container still there this long after its helper should have ended it is the reaper's."""
 
@@ -61,7 +65,8 @@ class DockerProvider(Provider):
     names the command to get it; with `pull=True` it is fetched instead. `run_id` is written on the
     containers for people. `base` is where control sockets go; it must be short. `transport="stream"`
     needs no directory that engine and harness share: the helper is sent to the engine, and everything
-    goes over one stream through it.
+    goes over one stream through it. A container whose harness is killed ends itself after
+    `lease_seconds` (0: only after its lifetime).
     """
 
     name = "docker"
@@ -77,6 +82,7 @@ class DockerProvider(Provider):
         pull_timeout_seconds: float = 900.0,
         start_timeout_seconds: float = 30.0,
         silence_seconds: float = KILL_GRACE_SECONDS,
+        lease_seconds: float = LEASE_SECONDS,
         now: Callable[[], float] = wall_seconds,
     ) -> None:
         self.engine = Engine(host)
@@ -96,6 +102,10 @@ class DockerProvider(Provider):
         self._no_layers = host_layers.why_impossible()
         if transport == "stream":
             self._no_layers = "the engine may be on another machine"
+        # Over a stream the helper that answers is not PID 1, which a lease would be about.
+        self._lease_seconds = lease_seconds if transport == "socket" else 0.0
+        self._heartbeat = Heartbeat(self._sandboxes.values, lease_seconds=self._lease_seconds)
+        self._admission = Admission(DOCKER_COST, self.base)
         self._closed = False
 
     async def probe(self) -> Availability:
@@ -135,12 +145,20 @@ class DockerProvider(Provider):
     ) -> ChannelSandbox:
         """A running container with its helper answering.
 
-        Raises `ConfigError` (a field that may not be so), `ProviderUnavailable` (no engine, no such
+        Raises `CapacityExceeded`, `ConfigError` (a field that may not be so), `ProviderUnavailable` (no engine, no such
         image, an engine on another machine), `SandboxError` (the engine refused, in its words).
         """
         self._check_open()
         check_spec(spec, engine_sockets=[self.engine.address.removeprefix("unix://")])
         image = await self.images.find(spec.image)
+        with self._admission:
+            sandbox = await self._make(spec, image, snapshot)
+        self._heartbeat.start()
+        return sandbox
+
+    async def _make(
+        self, spec: SandboxSpec, image: Image, snapshot: Snapshot | None
+    ) -> ChannelSandbox:
         sandbox_id = secrets.token_hex(6)
         layers: HostLayers | None = None
         try:
@@ -152,6 +170,7 @@ class DockerProvider(Provider):
                 programs=hostroot.program_directories() if spec.image is None else [],
                 helper=helper_path(),
                 run_directory=shared,
+                lease_seconds=self._lease_seconds,
                 labels=self._labels(spec),
             )
             image = await self._start(image, spec, f"rock-{sandbox_id}", config)
@@ -168,6 +187,7 @@ class DockerProvider(Provider):
                     why_not=self._no_layers,
                     pausable=shared is not None,
                 ),
+                keep_book=functools.partial(self._sandboxes.__setitem__, sandbox_id),
                 remove=functools.partial(self._discard, sandbox_id, layers),
                 diagnose=functools.partial(
                     diagnose, self.engine, f"rock-{sandbox_id}", spec, self._now(), self._now
@@ -178,9 +198,15 @@ class DockerProvider(Provider):
                 spec,
                 identity=_identity(image),
                 variables=image.env,
+                enforced=_enforced(spec),
                 replacement=self._replace,
             )
             await sandbox.prepare(snapshot)
+            if shared is not None:
+                info = api.info_of(
+                    sandbox, sandbox_id=sandbox_id, provider=self.name, age_seconds=0.0
+                )
+                rundir.describe(shared.parent, api.encode(info))
             self._check_open()
         except BaseException:  # whatever it was, also a cancellation, nothing may be left
             await to_the_end(self._discard_quietly(sandbox_id, layers))
@@ -201,9 +227,7 @@ class DockerProvider(Provider):
         return HostLayers(self._keeper, ContainerRoot(pid=found.pid, lower=found.lower))
 
     async def _replace(self, sandbox: StatefulSandbox) -> tuple[StatefulSandbox, ResetTier]:
-        made = await self.create(sandbox.spec)
-        self._sandboxes[made.id] = sandbox
-        return made, ResetTier.REBUILD
+        return await self.create(sandbox.spec), ResetTier.REBUILD
 
     async def _start(
         self, image: Image, spec: SandboxSpec, name: str, config: Mapping[str, Any]
@@ -230,6 +254,7 @@ class DockerProvider(Provider):
         for error in await asyncio.gather(*stops, return_exceptions=True):
             if isinstance(error, BaseException):
                 log.warning("a sandbox could not be stopped and is left to the reaper: %s", error)
+        await self._heartbeat.stop()
         await self._keeper.close()
         await self.engine.close()
 
@@ -290,6 +315,17 @@ class DockerProvider(Provider):
                     f"{self._start_timeout_seconds:g} s: the engine does not share this machine's "
                     f"directories; {SHARE_REMEDY}"
                 )
+
+
+def _enforced(spec: SandboxSpec) -> Enforced:
+    """The engine keeps the limits of processes, memory and CPU; nobody that of a container's disk."""
+    asked = {
+        Capability.MEMORY_LIMIT: spec.limits.memory_bytes,
+        Capability.PIDS_LIMIT: spec.limits.pids,
+        Capability.CPU_LIMIT: spec.limits.cpus,
+    }
+    found = frozenset(capability for capability, bound in asked.items() if bound is not None)
+    return Enforced(found | NETWORKS, ("disk space is bounded by the engine's disk only",))
 
 
 def _made_of(spec: SandboxSpec, image: Image) -> str:

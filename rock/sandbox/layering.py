@@ -39,6 +39,9 @@ class Layers(ABC):
     def expect(self, below: Sequence[Layer]) -> None:  # noqa: B027 (making ready is optional)
         """The next swap is likely to be above `below`: make ready, off the caller's path."""
 
+    async def settle(self) -> None:  # noqa: B027 (not every kind has anything to wait for)
+        """What is being freed by processes of the sandbox may be cut off from now on."""
+
     @abstractmethod
     async def keep(self, layer: Layer) -> None:
         """See that `layer` outlives the sandbox, for as long as somebody holds it."""
@@ -91,6 +94,10 @@ class LocalLayers(Layers):
         body = b"".join(map(frames.u32, (layer.number, len(numbers), *numbers)))
         reply, _ = await self._channel.call(FrameType.SWAP, body, "change the root")
         return layer, differences(reply.body)
+
+    async def settle(self) -> None:
+        if self._dropping:
+            await asyncio.wait(self._dropping)
 
     async def keep(self, layer: Layer) -> None:
         assert isinstance(layer, LocalLayer)

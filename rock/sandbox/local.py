@@ -20,15 +20,18 @@ import secrets
 import signal
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from rock import process
 from rock.errors import ConfigError, ProviderUnavailable, SandboxError
-from rock.sandbox import box_spec
+from rock.sandbox import box_spec, cgroups
 from rock.sandbox.base import Availability, Provider, SandboxSpec
-from rock.sandbox.box_spec import Ids
+from rock.sandbox.box_spec import Ids, Step
 from rock.sandbox.box_state import BoxState
+from rock.sandbox.capacity import LOCAL_COST, Admission
+from rock.sandbox.cgroups import Group
 from rock.sandbox.channel import Channel, connect_by_control
 from rock.sandbox.channel_sandbox import ChannelSandbox, common_rlimits
 from rock.sandbox.command import Death, DeathCause
@@ -36,8 +39,8 @@ from rock.sandbox.ending import to_the_end
 from rock.sandbox.helper import helper_path
 from rock.sandbox.layering import LocalLayers
 from rock.sandbox.mount_rules import check_spec
-from rock.sandbox.state import ResetTier, Snapshot
-from rock.sandbox.stateful import Box, StatefulSandbox
+from rock.sandbox.state import Capability, ResetTier, Snapshot
+from rock.sandbox.stateful import NETWORKS, Box, Enforced, StatefulSandbox
 
 _START_SECONDS = 30.0
 _STOP_SECONDS = 15.0
@@ -70,7 +73,9 @@ class LocalProvider(Provider):
 
     def __init__(self) -> None:
         self._sandboxes: dict[str, StatefulSandbox] = {}
+        self._admission = Admission(LOCAL_COST, Path("/"))
         self._closed = False
+        cgroups.remove_leftovers()
         self._slots = random.Random(secrets.randbits(64))
         self._ids_of: dict[str, Ids] = {}
 
@@ -94,7 +99,7 @@ class LocalProvider(Provider):
     ) -> ChannelSandbox:
         """A running sandbox.
 
-        Raises `ConfigError` (a field that may not be so), `BadUser` (a user that this provider cannot
+        Raises `CapacityExceeded`, `ConfigError` (a field that may not be so), `BadUser` (a user that this provider cannot
         be without root), `ProviderUnavailable` (the step that the kernel refused).
         """
         self._check_open()
@@ -103,8 +108,14 @@ class LocalProvider(Provider):
         ids = self._choose_ids(spec, snapshot)
         resolv_conf = _host_resolv_conf() if spec.network == "full" else ""
         steps = box_spec.root_steps(spec, resolv_conf=resolv_conf)
+        with self._admission:
+            return await self._make(spec, ids, steps, snapshot)
+
+    async def _make(
+        self, spec: SandboxSpec, ids: Ids, steps: Sequence[Step], snapshot: Snapshot | None
+    ) -> ChannelSandbox:
         sandbox_id = secrets.token_hex(6)
-        box = _Box()
+        box = _Box(cgroups.make(sandbox_id, spec.limits))
         try:
             await box.start(box_spec.encode(spec, ids, steps))
             channel = Channel(connect_by_control(box.control))
@@ -115,10 +126,17 @@ class LocalProvider(Provider):
                 id=sandbox_id,
                 channel=channel,
                 state=BoxState(channel, made_of, layers),
+                keep_book=functools.partial(self._sandboxes.__setitem__, sandbox_id),
                 remove=functools.partial(self._discard, sandbox_id, box, layers),
                 diagnose=functools.partial(box.diagnose, spec.lifetime_seconds),
             )
-            sandbox = ChannelSandbox(made, spec, rlimits=_rlimits(spec), replacement=self._replace)
+            sandbox = ChannelSandbox(
+                made,
+                spec,
+                rlimits=_rlimits(spec),
+                enforced=_enforced(spec, box.group.enforced),
+                replacement=self._replace,
+            )
             await sandbox.prepare(snapshot)
             self._check_open()
         except BaseException:  # whatever it was, also a cancellation, nothing may be left
@@ -135,9 +153,7 @@ class LocalProvider(Provider):
         await asyncio.gather(*(sandbox.stop() for sandbox in list(self._sandboxes.values())))
 
     async def _replace(self, sandbox: StatefulSandbox) -> tuple[StatefulSandbox, ResetTier]:
-        made = await self.create(sandbox.spec)
-        self._sandboxes[made.id] = sandbox
-        return made, ResetTier.REBUILD
+        return await self.create(sandbox.spec), ResetTier.REBUILD
 
     async def _discard(self, sandbox_id: str, box: _Box, layers: LocalLayers) -> None:
         await layers.end()
@@ -159,7 +175,8 @@ class LocalProvider(Provider):
 class _Box:
     """The helper's process outside, and our end of its control socket."""
 
-    def __init__(self) -> None:
+    def __init__(self, group: Group) -> None:
+        self.group = group
         self.control, self._far_end = socket.socketpair(
             socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
         )
@@ -175,15 +192,21 @@ class _Box:
                 raise ProviderUnavailable("no memory for a sandbox's specification")
             os.lseek(spec_fd, 0, os.SEEK_SET)
             far = self._far_end.fileno()
+            argv = ["local", "--spec-fd", str(spec_fd), "--control-fd", str(far)]
+            for fd in self.group.joins:
+                argv += ["--cgroup-fd", str(fd)]
+            if self.group.oom >= 0:
+                argv += ["--oom-fd", str(self.group.oom)]
             self._process = await process.start(
-                [helper_path(), "local", "--spec-fd", str(spec_fd), "--control-fd", str(far)],
+                [helper_path(), *argv],
                 env={},
                 stdout=process.DEVNULL,
                 stderr=process.DEVNULL,
-                pass_fds=(spec_fd, far),
+                pass_fds=(spec_fd, far, *self.group.passed),
             )
         finally:
             os.close(spec_fd)
+            self.group.close()
             self._far_end.close()
         try:
             async with asyncio.timeout(_START_SECONDS):
@@ -215,6 +238,7 @@ class _Box:
         self._far_end.close()
         if self._process is not None:
             await process.stop(self._process, grace_seconds=_STOP_SECONDS)
+        self.group.remove()
 
 
 def _owns_all_ids() -> bool:
@@ -248,6 +272,23 @@ def _rlimits(spec: SandboxSpec) -> tuple[tuple[int, int], ...]:
     if spec.limits.memory_bytes is not None:
         pairs.append((resource.RLIMIT_DATA, spec.limits.memory_bytes))
     return tuple(pairs)
+
+
+def _enforced(spec: SandboxSpec, grouped: frozenset[Capability]) -> Enforced:
+    """Files are bounded by the size of the sandbox's tmpfs, so a bound on memory is one on disk."""
+    limits = spec.limits
+    found, missing = set(grouped), list[str]()
+    if limits.memory_bytes is not None:
+        found.add(Capability.DISK_LIMIT)
+        if Capability.MEMORY_LIMIT not in grouped:
+            missing.append(
+                "memory_bytes bounds each process and the files, not all processes together"
+            )
+    if limits.pids is not None and Capability.PIDS_LIMIT not in grouped:
+        missing.append("pids bounds the processes of each user inside, not all together")
+    if limits.cpus is not None and Capability.CPU_LIMIT not in grouped:
+        missing.append("cpus is not enforced")
+    return Enforced(frozenset(found | NETWORKS), tuple(missing))
 
 
 def _host_resolv_conf() -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rock.errors import ConfigError
 from rock.sandbox.base import Mount, SandboxSpec
+from rock.sandbox.network import check_hosts
 
 _ENGINE_SOCKETS = (
     "/run/docker.sock",
@@ -31,6 +32,9 @@ def check_spec(spec: SandboxSpec, *, engine_sockets: Sequence[str] = ()) -> None
     _check_absolute("workdir", spec.workdir)
     for index, mount in enumerate(spec.mounts):
         check_mount(f"mounts[{index}]", mount, engine_sockets=engine_sockets)
+    check_hosts("allowed_hosts", spec.allowed_hosts)
+    if spec.allowed_hosts and spec.network != "allowlist":
+        raise ConfigError(f"allowed_hosts: network is {spec.network!r}, expected 'allowlist'")
     if spec.lifetime_seconds <= 0:
         raise ConfigError(f"lifetime_seconds: got {spec.lifetime_seconds}, expected more than 0")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import array
 import asyncio
-import contextlib
 import enum
 import fcntl
 import os
@@ -23,8 +22,8 @@ from typing import Protocol
 
 from rock.errors import SandboxDied
 from rock.sandbox import frames
+from rock.sandbox.tunnel import Tunnel
 
-_WINDOW_BYTES = 256 * 1024
 _READ_BYTES = 64 * 1024
 _MAX_PASSED = 4
 _HELLO_SECONDS = 30.0
@@ -59,165 +58,13 @@ class RelayedListener(socket.socket):
         return self.inside
 
 
-class _Pump:
-    """One stream of a connection on this side: a descriptor, and what waits for it or for credit."""
-
-    def __init__(self, fd: int, kind: str) -> None:
-        self.fd = fd
-        self.kind = kind
-        self.credit = _WINDOW_BYTES
-        self.pending = bytearray()
-        self.sent_end = False
-        self.got_end = False
-        self.reading = False
-        self.writing = False
-
-    @property
-    def gives(self) -> bool:
-        """Whether bytes go from here into the sandbox."""
-        return self.kind in "cr"
-
-
-class _Tunnel:
-    """One connection: its pumps, and who is told of its bytes if that is not a descriptor."""
-
-    def __init__(self, tunnel_id: int, mux: Mux, *, is_raw: bool = False) -> None:
-        self.id = tunnel_id
-        self.is_raw = is_raw
-        self.pumps: list[_Pump] = []
-        self.closing = False
-        self._mux = mux
-        self._loop = asyncio.get_running_loop()
-
-    def add(self, fd: int, kind: str) -> _Pump:
-        os.set_blocking(fd, False)
-        pump = _Pump(fd, kind)
-        self.pumps.append(pump)
-        return pump
-
-    def read_all(self) -> None:
-        for index, pump in enumerate(self.pumps):
-            if pump.gives:
-                self.want_reading(index)
-
-    def want_reading(self, index: int) -> None:
-        pump = self.pumps[index]
-        wanted = pump.fd >= 0 and pump.credit > 0 and not pump.sent_end
-        if wanted and not pump.reading:
-            self._loop.add_reader(pump.fd, self._read, index)
-        elif pump.reading and not wanted:
-            self._loop.remove_reader(pump.fd)
-        pump.reading = wanted
-
-    def _read(self, index: int) -> None:
-        pump = self.pumps[index]
-        try:
-            data = os.read(pump.fd, min(pump.credit, _READ_BYTES))
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if data:
-            pump.credit -= len(data)
-            self._mux.send_data(self.id, index, data)
-            self.want_reading(index)
-            return
-        if index == 0 and not self.is_raw:
-            self._mux.drop(self, tell=True)
-            return
-        pump.sent_end = True
-        self.want_reading(index)
-        self._mux.send_end(self.id, index)
-
-    def take(self, index: int, data: bytes) -> None:
-        self.pumps[index].pending += data
-        self.flush()
-
-    def take_end(self, index: int) -> None:
-        self.pumps[index].got_end = True
-        self.flush()
-
-    def take_close(self) -> None:
-        self.closing = True
-        self.flush()
-
-    def flush(self) -> None:
-        """Pass on what can be; what is ordered waits until nothing else is pending."""
-        waiting = False
-        for kinds in ("w", "s", "c"):
-            for index, pump in enumerate(self.pumps):
-                if pump.kind in kinds and not waiting:
-                    self._write(index)
-            waiting = waiting or any(pump.pending for pump in self.pumps if pump.kind in kinds)
-        if self.closing and not any(pump.pending for pump in self.pumps):
-            self._mux.drop(self, tell=False)
-
-    def _write(self, index: int) -> None:
-        pump = self.pumps[index]
-        done = 0
-        while pump.pending:
-            try:
-                if pump.fd < 0:
-                    size = len(pump.pending)
-                else:
-                    with memoryview(pump.pending) as view:
-                        size = os.write(pump.fd, view)
-            except BlockingIOError:
-                break
-            except OSError:  # nobody reads it any more: it is dropped, and paid for
-                size = len(pump.pending)
-            del pump.pending[:size]
-            done += size
-        if done:
-            self._mux.send_credit(self.id, index, done)
-        self._want_writing(index)
-        if pump.got_end and not pump.pending:
-            self._end_of(index)
-
-    def _want_writing(self, index: int) -> None:
-        pump = self.pumps[index]
-        wanted = pump.fd >= 0 and bool(pump.pending)
-        if wanted and not pump.writing:
-            self._loop.add_writer(pump.fd, self.flush)
-        elif pump.writing and not wanted:
-            self._loop.remove_writer(pump.fd)
-        pump.writing = wanted
-
-    def _end_of(self, index: int) -> None:
-        """Let whoever reads it on this side see the end."""
-        pump = self.pumps[index]
-        if pump.fd < 0:
-            return
-        if pump.kind != "c":
-            self._close(pump)
-        elif self.is_raw:
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(pump.fd)) as conn:
-                conn.shutdown(socket.SHUT_WR)
-        else:
-            self._close(pump)
-
-    def _close(self, pump: _Pump) -> None:
-        if pump.fd >= 0:
-            if pump.reading:
-                self._loop.remove_reader(pump.fd)
-            if pump.writing:
-                self._loop.remove_writer(pump.fd)
-            pump.reading = pump.writing = False
-            os.close(pump.fd)
-            pump.fd = -1
-
-    def close(self) -> None:
-        for pump in self.pumps:
-            self._close(pump)
-
-
 class Mux:
     """One byte stream to a helper and the connections over it. `close` ends them all."""
 
     def __init__(self, stream: ByteStream) -> None:
         self._stream = stream
         self._decoder = _Decoder()
-        self._tunnels: dict[int, _Tunnel] = {}
+        self._tunnels: dict[int, Tunnel] = {}
         self._fresh: set[socket.socket] = set()
         self._listeners: dict[int, Path] = {}
         self._asked: dict[int, asyncio.Future[frames.Frame]] = {}
@@ -279,10 +126,10 @@ class Mux:
         self.send_data(tunnel.id, 0, data)
         tunnel.read_all()
 
-    def _add(self, tunnel_id: int | None = None) -> _Tunnel:
+    def _add(self, tunnel_id: int | None = None) -> Tunnel:
         if tunnel_id is None:
             self._next_id = tunnel_id = (self._next_id + 1) % _ACCEPTED
-        tunnel = self._tunnels[tunnel_id] = _Tunnel(tunnel_id, self, is_raw=tunnel_id >= _ACCEPTED)
+        tunnel = self._tunnels[tunnel_id] = Tunnel(tunnel_id, self, is_raw=tunnel_id >= _ACCEPTED)
         return tunnel
 
     async def listen(self, port: int) -> socket.socket:
@@ -348,7 +195,7 @@ class Mux:
     def send_credit(self, tunnel_id: int, stream: int, count: int) -> None:
         self._send(MuxType.CREDIT, tunnel_id, bytes((stream,)) + frames.u32(count))
 
-    def drop(self, tunnel: _Tunnel, *, tell: bool) -> None:
+    def drop(self, tunnel: Tunnel, *, tell: bool) -> None:
         if self._tunnels.pop(tunnel.id, None) is not None and tell:
             self._send(MuxType.CLOSE, tunnel.id)
         tunnel.close()
@@ -383,18 +230,19 @@ class Mux:
         if kind is MuxType.HELLO:
             if not self._hello.done():
                 self._hello.set_result(tunnel_id)
-            return
-        if kind is MuxType.ACCEPT:
+        elif kind is MuxType.ACCEPT:
             self._accept(tunnel_id, frames.take_u32(body, 0)[0])
-            return
-        if tunnel_id in self._answers and kind is MuxType.DATA:
-            for frame in self._answers[tunnel_id].feed(body[1:]):
-                if not self._asked[tunnel_id].done():
-                    self._asked[tunnel_id].set_result(frame)
-            return
-        tunnel = self._tunnels.get(tunnel_id)
-        if tunnel is None:
-            return  # it has just been closed here
+        elif tunnel_id in self._answers:
+            self._take_answer(tunnel_id, body if kind is MuxType.DATA else b"")
+        elif (tunnel := self._tunnels.get(tunnel_id)) is not None:  # else it was just closed here
+            self._take_for(tunnel, kind, body)
+
+    def _take_answer(self, tunnel_id: int, body: bytes) -> None:
+        for frame in self._answers[tunnel_id].feed(body[1:]):
+            if not self._asked[tunnel_id].done():
+                self._asked[tunnel_id].set_result(frame)
+
+    def _take_for(self, tunnel: Tunnel, kind: MuxType, body: bytes) -> None:
         if kind is MuxType.CLOSE:
             tunnel.take_close()
         elif not body or body[0] >= len(tunnel.pumps):

@@ -11,13 +11,15 @@ The owner of a pool is the provider below it: whatever ends that, ends those tha
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from rock.errors import CapacityExceeded, ConfigError, SandboxError
+from rock.errors import ConfigError, RockError, SandboxError
 from rock.sandbox.base import Availability, Provider, Sandbox, SandboxSpec
 from rock.sandbox.ending import to_the_end
 from rock.sandbox.state import ResetTier, Snapshot
@@ -123,14 +125,15 @@ class PooledProvider(Provider):
         pool.wanted = min(pool.wanted + 1, self._policy.ready_max)
         made = await self._inner.create(spec)
         if isinstance(made, StatefulSandbox):
-            made.replacement = self._replacing(made)
+            self._replaced_from_pool(made)
         return made
 
     async def warm(self, spec: SandboxSpec) -> None:
-        """Open the pool of `spec` and wait until its minimum is ready. Raises what making one raises."""
+        """Open the pool of `spec` and wait for what is missing of its minimum. Raises what making one raises."""
         pool = self._pool(spec)
-        while len(pool.ready) < self._policy.ready_min and not self._closed:
-            await self._make(pool, quiet=False)
+        missing = max(0, self._policy.ready_min - len(pool.ready) - pool.making)
+        pool.making += missing
+        await asyncio.gather(*(self._add_counted(pool) for _ in range(missing)))
 
     def counts(self) -> PoolCounts:
         pools = self._pools.values()
@@ -181,24 +184,92 @@ class PooledProvider(Provider):
                 self._later(_stop(sandbox))
                 raise
             sandbox.spec = spec
-            sandbox.replacement = self._replacing(sandbox)
+            self._replaced_from_pool(sandbox)
             return sandbox
         return None
 
-    def _replacing(
-        self, sandbox: StatefulSandbox
-    ) -> Callable[..., asyncio.Future[tuple[StatefulSandbox, ResetTier]]]:
-        raise NotImplementedError(sandbox)
+    def _replaced_from_pool(self, sandbox: StatefulSandbox) -> None:
+        """A reset that cannot be done in place takes a waiting one; else what the provider does."""
+        otherwise = sandbox.replacement
 
-    def _later(self, work: object) -> None:
-        raise NotImplementedError(work)
+        async def replace_it(used: StatefulSandbox) -> tuple[StatefulSandbox, ResetTier]:
+            claimed = await self._claim(self._pool(used.spec), used.spec)
+            if claimed is not None:
+                return claimed, ResetTier.POOL
+            if otherwise is None:
+                raise SandboxError("the pool is empty")
+            return await otherwise(used)
 
-    async def _make(self, pool: _Pool, *, quiet: bool) -> None:
-        raise NotImplementedError(CapacityExceeded)
+        sandbox.replacement = replace_it
 
     async def _keep(self) -> None:
-        raise NotImplementedError
+        """Fill, renew and empty the pools until closed."""
+        while True:
+            self._wake.clear()
+            now = self._clock()
+            for key, pool in list(self._pools.items()):
+                self._tidy(key, pool, now)
+            wait = self._fill(now)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await self._wake.wait()
+
+    def _tidy(self, key: str, pool: _Pool, now: float) -> None:
+        idle = now - pool.claimed_at > self._policy.idle_seconds
+        oldest = now - min(self._policy.age_seconds, pool.spec.lifetime_seconds / 2)
+        while pool.ready and (idle or pool.ready[0].since < oldest):
+            self._later(_stop(pool.ready.popleft().sandbox))
+        if idle and pool.making == 0:
+            del self._pools[key]
+
+    def _fill(self, now: float) -> float:
+        """Begin to make what is missing; how long until there may be more to do, in seconds."""
+        free = self._policy.making_at_once - sum(pool.making for pool in self._pools.values())
+        for pool in self._pools.values():
+            missing = pool.wanted - len(pool.ready) - pool.making
+            while missing > 0 and free > 0 and now >= pool.retry_at:
+                pause = self._last_made + self._policy.refill_seconds - now
+                if pause > 0:
+                    return min(pause, _TICK_SECONDS)
+                self._last_made = now
+                missing, free = missing - 1, free - 1
+                pool.making += 1
+                self._later(self._make(pool))
+        return _TICK_SECONDS
+
+    async def _make(self, pool: _Pool) -> None:
+        try:
+            await self._add_counted(pool)
+        except (RockError, OSError) as exc:
+            pool.failures += 1
+            pause = _RETRY_SECONDS[min(pool.failures, len(_RETRY_SECONDS)) - 1]
+            pool.retry_at = self._clock() + pause
+            log.warning("a pool makes no sandbox for %g s: %s", pause, exc)
+        else:
+            pool.failures = 0
+
+    async def _add_counted(self, pool: _Pool) -> None:
+        try:
+            await self._add(pool)
+        finally:
+            pool.making -= 1
+            self._wake.set()
+
+    async def _add(self, pool: _Pool) -> None:
+        made = await self._inner.create(pool.spec)
+        if not isinstance(made, StatefulSandbox):
+            await made.stop()
+            raise ConfigError(f"sandboxes of provider {self.name} cannot be kept in a pool")
+        pool.ready.append(_Waiting(made, self._clock()))
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
 
 
 async def _stop(sandbox: Sandbox) -> None:
-    await sandbox.stop()
+    try:
+        await sandbox.stop()
+    except SandboxError as exc:
+        log.warning("sandbox %s of a pool was not stopped: %s", sandbox.id, exc.message)

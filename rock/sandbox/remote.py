@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any, Literal, TypeVar
 
 import aiohttp
 
@@ -23,7 +24,7 @@ from rock.sandbox.command import Death, DeathCause
 from rock.sandbox.ending import to_the_end
 from rock.sandbox.mux import MuxConnector
 from rock.sandbox.state import Capability, ResetReceipt, Snapshot
-from rock.sandbox.stateful import Box, Enforced
+from rock.sandbox.stateful import NETWORKS, Box, Enforced
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -71,7 +72,6 @@ class _Api:
                 f"{self.url}/v1/sandboxes/{sandbox_id}/channel",
                 max_msg_size=0,
                 heartbeat=30.0,
-                timeout=aiohttp.ClientWSTimeout(ws_close=5.0),
             )
         except aiohttp.WSServerHandshakeError as exc:
             raise SandboxDied(f"the sandbox is gone (status {exc.status})") from exc
@@ -115,7 +115,7 @@ class SocketStream:
                 data = bytearray(await self._queue.get())
                 while not self._queue.empty():
                     data += self._queue.get_nowait()
-                await self._socket.send_bytes(data)
+                await self._socket.send_bytes(bytes(data))
         except (aiohttp.ClientError, ConnectionError) as exc:
             log.debug("a sandbox's stream has broken: %s", exc)
 
@@ -138,7 +138,7 @@ class RemoteSandbox(ChannelSandbox):
             variables=profile.variables,
             enforced=Enforced(
                 frozenset(Capability(name) for name in profile.capabilities)
-                - {Capability.SNAPSHOT},
+                - {Capability.SNAPSHOT, *NETWORKS},
                 tuple(profile.not_enforced),
             ),
         )
@@ -148,7 +148,19 @@ class RemoteSandbox(ChannelSandbox):
 
     async def reset(self) -> ResetReceipt:
         self._check_not_stopped()
-        return await self._server.ask("POST", f"/v1/sandboxes/{self.id}/reset", ResetReceipt)
+        receipt = await self._server.ask("POST", f"/v1/sandboxes/{self.id}/reset", ResetReceipt)
+        # Listeners hang on the stream to the helper, which a reset ends with all else.
+        return replace(receipt, same_network=False)
+
+    async def set_network(
+        self,
+        network: Literal["none", "model", "allowlist", "full"],
+        allowed_hosts: tuple[str, ...] = (),
+    ) -> None:
+        raise NotSupported("set_network: networks are the server's to change")
+
+    async def network_of_the_spec(self) -> None:
+        """Its server's to see to."""
 
     async def snapshot(self) -> Snapshot:
         raise NotSupported("snapshot: the remote provider keeps no states")
@@ -159,10 +171,12 @@ class RemoteSandbox(ChannelSandbox):
     async def pause(self) -> None:
         self._check_not_stopped()
         await self._server.ask("POST", f"/v1/sandboxes/{self.id}/pause", dict[str, Any])
+        self.state.paused = True
 
     async def resume(self) -> None:
         self._check_not_stopped()
         await self._server.ask("POST", f"/v1/sandboxes/{self.id}/resume", dict[str, Any])
+        self.state.paused = False
 
 
 class RemoteProvider(Provider):
@@ -212,6 +226,11 @@ class RemoteProvider(Provider):
             self._beating = asyncio.ensure_future(self._beat())
         return sandbox
 
+    async def create_unowned(self, spec: SandboxSpec, lease_seconds: float) -> api.SandboxInfo:
+        """A sandbox that stays when this provider is closed; its lease is nobody's to renew."""
+        asked = api.CreateRequest(spec=spec, lease_seconds=lease_seconds)
+        return await self._server.ask("POST", "/v1/sandboxes", api.SandboxInfo, asked)
+
     async def _discard_asked(self, asking: asyncio.Future[api.SandboxInfo]) -> None:
         try:
             info = await asking
@@ -254,6 +273,19 @@ class RemoteProvider(Provider):
         except RockError as exc:
             return Death(DeathCause.GONE, f"its server has it no more: {exc.message}")
 
+    async def fall_silent(self) -> None:
+        """Renew nothing any more and close every stream, as a process that is killed does."""
+        await self._stop_beating()
+        for sandbox in self._sandboxes.values():
+            await sandbox.channel.close()
+        await self._server.close()
+
+    async def _stop_beating(self) -> None:
+        if self._beating is not None:
+            self._beating.cancel()
+            await asyncio.gather(self._beating, return_exceptions=True)
+            self._beating = None
+
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self._lease_seconds / _BEATS_PER_LEASE)
@@ -270,9 +302,6 @@ class RemoteProvider(Provider):
         await to_the_end(self._close())
 
     async def _close(self) -> None:
-        if self._beating is not None:
-            self._beating.cancel()
-            await asyncio.gather(self._beating, return_exceptions=True)
-            self._beating = None
+        await self._stop_beating()
         await asyncio.gather(*(box.stop() for box in list(self._sandboxes.values())))
         await self._server.close()

@@ -2,6 +2,7 @@
 
     BASE/            0700, this user's
       ID/owner.json  the labels of the process that made it
+      ID/sandbox.json  what it is, for whoever looks at it from another process
       ID/run/        shown to the sandbox as /rock/run; the helper puts its socket there
 
 BASE is short (a socket's path is at most 107 bytes) and is refused if someone else could have put it
@@ -15,6 +16,7 @@ import os
 import shutil
 import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
@@ -49,6 +51,22 @@ def make(base: Path, sandbox_id: str, owner: Owner) -> Path:
     (folder / "run").mkdir(mode=0o700)
     (folder / "owner.json").write_text(json.dumps(owner.labels()))
     return folder
+
+
+def describe(folder: Path, description: bytes) -> None:
+    """Write what the sandbox is, once it runs."""
+    temporary = folder / "sandbox.json.new"
+    temporary.write_bytes(description)
+    temporary.replace(folder / "sandbox.json")
+
+
+def descriptions(base: Path) -> Iterator[tuple[Path, bytes]]:
+    """The directories under `base` of sandboxes that run, or did when last seen, and what they are."""
+    for folder in sorted(base.iterdir()) if base.is_dir() else []:
+        try:
+            yield folder, (folder / "sandbox.json").read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
 
 
 def remove(folder: Path) -> None:

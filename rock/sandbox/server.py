@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from aiohttp import WSMsgType, web
+from aiohttp import WSCloseCode, WSMsgType, web
 
 import rock
 from rock.errors import (
@@ -66,10 +66,12 @@ class SandboxServer:
         self._key = key
         self._allow_mounts = allow_mounts
         self._served: dict[str, _Served] = {}
+        self._sockets: set[web.WebSocketResponse] = set()
         self._sweeping: asyncio.Task[None] | None = None
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[self._checked], client_max_size=MAX_BODY_BYTES)
+        app.on_shutdown.append(self._hang_up)
         one = "/v1/sandboxes/{id}"
         app.add_routes(
             [
@@ -102,6 +104,11 @@ class SandboxServer:
             self._sweeping.cancel()
             await asyncio.gather(self._sweeping, return_exceptions=True)
         await self._provider.close()
+
+    async def _hang_up(self, app: web.Application) -> None:
+        """Streams have no end of their own that a shutdown could wait for."""
+        for socket in list(self._sockets):
+            await socket.close(code=WSCloseCode.GOING_AWAY)
 
     async def _sweep(self) -> None:
         """Stop what no client has asked for during its lease."""
@@ -142,21 +149,11 @@ class SandboxServer:
         return served
 
     def _info(self, name: str, served: _Served) -> api.SandboxInfo:
-        box = served.sandbox
-        profile = api.Profile(
-            user=box.identity.user,
-            home=box.identity.home,
-            variables=box.variables,
-            rlimits=list(box.rlimits),
-            capabilities=sorted(box.capabilities),
-            not_enforced=list(box.not_enforced),
-        )
-        return api.SandboxInfo(
-            id=name,
+        return api.info_of(
+            served.sandbox,
+            sandbox_id=name,
             provider=self._provider.name,
             age_seconds=time.monotonic() - served.born,
-            spec=box.spec,
-            profile=profile,
         )
 
     async def _document(self, request: web.Request) -> web.Response:
@@ -256,6 +253,7 @@ class SandboxServer:
         loop = asyncio.get_running_loop()
         socket = web.WebSocketResponse(max_msg_size=0, heartbeat=30.0)
         served.channels += 1
+        self._sockets.add(socket)
         try:
             await socket.prepare(request)
 
@@ -277,6 +275,7 @@ class SandboxServer:
                 await asyncio.gather(sending, return_exceptions=True)
         finally:
             conn.close()
+            self._sockets.discard(socket)
             served.channels -= 1
             served.seen = time.monotonic()
         return socket

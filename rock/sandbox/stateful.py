@@ -12,14 +12,16 @@ import time
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
-from rock.errors import SandboxBusy, SandboxDied, SandboxError
+from rock.errors import NotSupported, SandboxBusy, SandboxDied, SandboxError
 from rock.sandbox.base import Sandbox, SandboxSpec
 from rock.sandbox.box_state import BoxState
 from rock.sandbox.channel import Channel
 from rock.sandbox.command import Death, DeathCause
+from rock.sandbox.egress import PORT, Egress
 from rock.sandbox.ending import to_the_end
+from rock.sandbox.network import Network, NetworkMode, check_hosts
 from rock.sandbox.state import Capability, ResetReceipt, ResetTier, Snapshot
 
 log = logging.getLogger(__name__)
@@ -42,6 +44,7 @@ class Enforced:
 
 NOTHING_ENFORCED = Enforced()
 IN_PLACE = frozenset((Capability.RESET_IN_PLACE, Capability.SNAPSHOT))
+NETWORKS = frozenset((Capability.NETWORK_ALLOWLIST, Capability.NETWORK_FULL))
 PAUSABLE = frozenset((Capability.PAUSE,))
 
 
@@ -53,15 +56,16 @@ class Box:
     channel: Channel
     state: BoxState
     remove: Callable[[], Awaitable[None]]
+    keep_book: Callable[[StatefulSandbox], None] = lambda sandbox: None
+    """Told whose it is: its provider stops that sandbox when it is closed."""
     diagnose: Diagnose = nobody_knows
     """Why it is gone, once it is."""
 
 
 class Replacement(Protocol):
-    """Gives a box to take the place of a sandbox's own, from a pool or new; from then on it is that
-    sandbox's, and whoever keeps book of sandboxes knows it under the new box's id."""
+    """Gives a sandbox, from a pool or new, whose box takes the place of another one's."""
 
-    async def __call__(self, sandbox: StatefulSandbox) -> tuple[StatefulSandbox, ResetTier]: ...
+    async def __call__(self, sandbox: StatefulSandbox, /) -> tuple[StatefulSandbox, ResetTier]: ...
 
 
 class StatefulSandbox(Sandbox):
@@ -77,6 +81,7 @@ class StatefulSandbox(Sandbox):
         self._enforced = enforced
         self._stopping: asyncio.Task[None] | None = None
         self._leaving: set[asyncio.Task[None]] = set()
+        self._egress: Egress | None = None
 
     @property
     def channel(self) -> Channel:
@@ -104,13 +109,42 @@ class StatefulSandbox(Sandbox):
     async def reset(self) -> ResetReceipt:
         self._check_not_stopped()
         try:
-            return await self.state.reset()
+            receipt = await self.state.reset()
+            await self.network_of_the_spec()
+            return receipt
         except SandboxBusy:
             raise
         except SandboxError as exc:
             if self.replacement is None:
                 raise
             return await self._be_replaced(self.replacement, exc.message)
+
+    async def set_network(
+        self,
+        network: Literal["none", "model", "allowlist", "full"],
+        allowed_hosts: tuple[str, ...] = (),
+    ) -> None:
+        self._check_not_stopped()
+        if self.spec.network == "full":
+            raise NotSupported("set_network: the sandbox was created with a network of its own")
+        check_hosts("allowed_hosts", allowed_hosts)
+        wanted = Network(NetworkMode(network), allowed_hosts)
+        if self._egress is not None:
+            self._egress.change(wanted)
+        elif wanted.mode in (NetworkMode.ALLOWLIST, NetworkMode.FULL):
+            egress = Egress(wanted)
+            await egress.serve(await self.listen(PORT))
+            self._egress = egress
+
+    async def network_of_the_spec(self) -> None:
+        """What the spec says may be reached; `full` is the box's own and needs nothing here."""
+        if self.spec.network != "full":
+            await self.set_network(self.spec.network, self.spec.allowed_hosts)
+
+    @property
+    def egress(self) -> Egress | None:
+        """The proxy of this sandbox, if it has one: what it allowed and refused."""
+        return self._egress
 
     async def snapshot(self) -> Snapshot:
         self._check_not_stopped()
@@ -139,6 +173,8 @@ class StatefulSandbox(Sandbox):
     async def _end(self) -> None:
         if self._leaving:
             await asyncio.wait(self._leaving)
+        if self._egress is not None:
+            await self._egress.close()
         await _removed(self.box)
         await self.notice_end()
 
@@ -151,6 +187,10 @@ class StatefulSandbox(Sandbox):
         leaving.add_done_callback(self._leave)
         self.box = other.hand_over()
         self.id = self.box.id
+        self.box.keep_book(self)
+        old, self._egress = self._egress, other.egress
+        if old is not None:
+            await old.close()
         return ResetReceipt(
             tier=tier,
             seconds=time.monotonic() - started,

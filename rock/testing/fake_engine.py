@@ -44,7 +44,7 @@ class FakeOpenAI:
     keys: list[str] = field(default_factory=list[str])
 
     async def handle(self, request: Request) -> Reply | EventStream:
-        self.keys.append(request.headers.get("Authorization", "").removeprefix("Bearer "))
+        self.keys.append(request.headers.get("authorization", "").removeprefix("Bearer "))
         self.paths.append(request.path)
         self.bodies.append(await request.read())
         asked: Object = json.loads(self.bodies[-1])

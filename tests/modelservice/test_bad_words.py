@@ -146,6 +146,33 @@ async def test_a_usage_that_cannot_be_is_refused_and_the_lease_stays(tmp_path: P
         assert kept.error is None
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"prompt_token_ids": [1, BIG]},
+        {"usage": wire.Usage(prompt_tokens=BIG, completion_tokens=1)},
+        {"usage": wire.Usage(prompt_tokens=1, completion_tokens=1, cached_tokens=BIG)},
+    ],
+)
+async def test_a_number_that_cannot_be_stored_costs_its_item_and_no_other(
+    tmp_path: Path, wrong: dict[str, Any]
+) -> None:
+    async with running(tmp_path) as service:
+        session = await open_session(service)
+        for text in ("one", "two"):
+            await ask(service, session, user(text))
+        [one, two] = await claim(service, 2)
+        choice = wire.Choice(wire.AssistantMessage(content="x"), token_ids=[1], logprobs=[-0.5])
+        items = [
+            wire.Completion(one.lease_id, [choice], **wrong),
+            wire.Completion(two.lease_id, [choice], prompt_token_ids=[1]),
+        ]
+        bad, good = (await service.complete(wire.CompleteRequest(items))).results
+        assert bad.error is not None
+        assert "a number of more than 64 bits" in bad.error.message
+        assert good.error is None
+
+
 async def test_what_a_worker_says_of_a_failure_is_kept_as_far_as_one_can_read(
     tmp_path: Path,
 ) -> None:

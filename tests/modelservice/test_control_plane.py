@@ -154,7 +154,7 @@ async def test_leases_whose_reply_could_not_be_written_are_free_at_once(tmp_path
 
         session = await new_session(service)
         asked = asyncio.ensure_future(ask(service, session.key, "q"))
-        headers = {"Authorization": f"Bearer {keys.trainer_key}"}
+        headers = {"authorization": f"Bearer {keys.trainer_key}"}
         reply = await plane.handle(Request("POST", "/trainer/v1/claim", headers, body))
         assert len(json.loads(reply.body)["leases"]) == 1
         reply.lost()

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from rock.modelservice import wire
 from rock.modelservice.service.completions import MIN_KEPT

@@ -231,13 +231,14 @@ async def test_a_shard_that_hangs_holds_up_neither_claims_nor_renewals(tmp_path:
                     found = (await trainer.claim("w", max_leases=2, wait_seconds=10)).leases
                     assert [lease.session_id for lease in found] == [well.session_id]
                     results = await trainer.renew(
-                        [first.lease_id, second.lease_id], lease_seconds=3.0
+                        [first.lease_id, second.lease_id], lease_seconds=6.0
                     )
                 codes = {one.lease_id: one.error and one.error.code for one in results}
                 here, there = sorted(
                     (first, second), key=lambda lease: lease.session_id == hung.session_id
                 )
                 assert codes == {here.lease_id: None, there.lease_id: "service_unavailable"}
+                await trainer.renew([here.lease_id])  # for a minute again
                 await trainer.complete(answers(found))
                 assert await again == "done"
             finally:

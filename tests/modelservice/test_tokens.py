@@ -1,6 +1,7 @@
 """Packing and checking of token ids and log-probabilities."""
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -65,3 +66,9 @@ def test_a_prompt_that_is_not_exactly_right_gets_its_reason(
     packed, why = tokens.pack_prompt(ids)
     assert packed is None
     assert reason in (why or "")
+
+
+@pytest.mark.parametrize("ids", [[2**31], [-(2**31) - 1], [1.5], [None], ["7"]])
+def test_what_is_no_int32_is_not_packed(ids: list[Any]) -> None:
+    with pytest.raises(OverflowError):
+        tokens.pack_ids(ids)

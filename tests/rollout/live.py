@@ -34,11 +34,17 @@ while True:
         sys.exit(int(rest))
     if word == "hang":
         time.sleep(600)
+    if word == "sleep":
+        time.sleep(float(rest))
+    if word == "spin":
+        end = time.monotonic() + float(rest)
+        while time.monotonic() < end:
+            pass
     if word == "done":
         break
     messages.append({"role": "user", "content": "next"})
 """
-"""Does what the model says: write WORD, exit CODE, hang, done."""
+"""Does what the model says: write WORD, exit CODE, hang, sleep SECONDS, spin SECONDS, done."""
 
 GRADER = {"command": ["sh", "-c", 'test "$(cat "$0/answer.txt")" = 42', "{workdir}"]}
 

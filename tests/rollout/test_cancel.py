@@ -53,7 +53,7 @@ def right(lease: Lease) -> str:
     return "done" if turn_of(lease) else "write 42"
 
 
-@pytest.mark.parametrize("phase", list(Phase))
+@pytest.mark.parametrize("phase", [p for p in Phase if p is not Phase.TEARDOWN])
 async def test_a_cancelled_attempt_leaves_nothing_and_is_run_again(
     tmp_path: Path, service: ServiceProcess, phase: Phase
 ) -> None:

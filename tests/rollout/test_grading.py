@@ -157,7 +157,7 @@ async def grade_solution(sandbox: Sandbox, source: str, **extra: bytes) -> Grade
     for name, data in extra.items():
         await sandbox.write_file(f"{WORKDIR}/{name}.py", data)
     (loaded,) = humaneval.load("2")
-    assert loaded.task.grader is not None
+    assert isinstance(loaded.task.grader, Grader)
     return await grade(sandbox, loaded.task.grader, workdir=WORKDIR, folder=loaded.folder)
 
 
@@ -209,7 +209,7 @@ async def test_modules_that_the_agent_left_are_not_imported_by_the_grader(
 
 async def test_a_solution_that_is_a_pipe_or_a_directory_scores_nothing(sandbox: Sandbox) -> None:
     (loaded,) = humaneval.load("2")
-    assert loaded.task.grader is not None
+    assert isinstance(loaded.task.grader, Grader)
     for command in ("mkdir solution.py", "rmdir solution.py; ln -s /dev/zero solution.py"):
         await sandbox.exec(sh(command), timeout_seconds=10)
         result = await grade(sandbox, loaded.task.grader, workdir=WORKDIR, folder=loaded.folder)

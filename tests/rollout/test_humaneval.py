@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from rock.rollout.graders import Grader
 from rock.rollout.grading import grade
 from rock.rollout.tasks import humaneval
 from rock.sandbox.base import Provider, SandboxSpec
@@ -27,7 +28,7 @@ async def test_all_164_problems_tell_the_published_solution_from_an_empty_file()
                 item, text = waiting.pop()
                 workdir = f"/workspace/{len(waiting)}"
                 await sandbox.write_file(f"{workdir}/solution.py", text.encode())
-                assert item.task.grader is not None
+                assert isinstance(item.task.grader, Grader)
                 result = await grade(sandbox, item.task.grader, workdir=workdir, folder=item.folder)
                 rewards[item.task_id, bool(text)] = result.reward
 

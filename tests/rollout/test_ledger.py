@@ -15,8 +15,11 @@ from rock.rollout.ledger import (
     SCHEMA,
     AttemptEnded,
     AttemptStarted,
+    EpisodeRegraded,
+    EpisodeReopened,
     Event,
     GroupConsumed,
+    GroupDropped,
     GroupPlanned,
     GroupPublished,
     Ledger,
@@ -49,6 +52,48 @@ def ended(
 
 def failed(index: int, attempt: int, cls: OutcomeClass) -> AttemptEnded:
     return ended(index, attempt, cls=cls, final=False, reward=None)
+
+
+def reopened(index: int) -> EpisodeReopened:
+    return EpisodeReopened(group_id="g", index=index, reason="retry")
+
+
+def regraded(index: int, grading: int) -> EpisodeRegraded:
+    return EpisodeRegraded(
+        group_id="g", index=index, grading=grading, cls=OutcomeClass.FAILED, reward=0.0
+    )
+
+
+def test_a_reopened_or_regraded_episode_takes_its_group_back() -> None:
+    state = State()
+    for event in (OPENED, GROUP, started(0), ended(0), started(1), ended(1)):
+        state.apply(event)
+    group = state.groups["g"]
+    state.apply(GroupPublished(group_id="g", revision=0, chosen=(0, 1)))
+    state.apply(regraded(1, 2))
+    assert (group.status, group.revision, group.episodes[1].reward) == ("complete", 0, 0.0)
+    state.apply(GroupPublished(group_id="g", revision=1, chosen=(0, 1)))
+    state.apply(reopened(0))
+    assert (group.status, group.episodes[0].failures) == ("1 of 2", 0)
+    state.apply(started(0, 2))
+    state.apply(ended(0, 2))
+    state.apply(GroupDropped(group_id="g", reason="too short"))
+    assert (group.status, group.dropped) == ("dropped", "too short")
+
+
+def test_the_members_of_a_group_are_those_that_count_and_ended_first() -> None:
+    state = State()
+    state.apply(OPENED)
+    state.apply(GroupPlanned(group_id="g", task_id="t", size=2, task_digest="d", extra=2))
+    group = state.groups["g"]
+    for index in range(4):
+        state.apply(started(index))
+    state.apply(ended(3))
+    state.apply(ended(0, cls=OutcomeClass.GRADER_BROKEN, reward=None))
+    assert (group.complete, group.members) == (False, (0, 3))
+    state.apply(ended(2))
+    state.apply(ended(1, cls=OutcomeClass.REDUNDANT, reward=None))
+    assert (group.complete, group.members, group.status) == (True, (2, 3), "complete")
 
 
 async def test_a_group_goes_from_pending_to_consumed(tmp_path: Path) -> None:
@@ -121,6 +166,9 @@ def test_a_newer_ledger_is_refused() -> None:
         [GROUP, started(0), ended(0, 2)],
         [GROUP, started(0), ended(0), started(0, 2)],
         [GroupPublished(group_id="g")],
+        [GROUP, started(0), reopened(0)],
+        [GROUP, started(0), ended(0), regraded(0, 3)],
+        [GROUP, started(0), ended(0), GroupConsumed(group_id="g"), reopened(0)],
     ],
 )
 def test_events_that_contradict_each_other_are_refused(events: list[Event]) -> None:

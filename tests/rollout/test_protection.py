@@ -149,15 +149,16 @@ async def test_honest_work_scores_in_spite_of_an_attack(
 
 
 @pytest.mark.parametrize(
-    ("name", "changed", "added", "deleted"),
+    ("name", "changed", "added", "deleted", "fresh"),
     [
-        ("patches the test", ["tests/test_calc.py"], [], []),
-        ("deletes the test", [], [], ["tests/test_calc.py"]),
-        ("adds a conftest that passes everything", [], ["conftest.py"], []),
-        ("gives pytest options", ["pyproject.toml"], [], []),
+        ("patches the test", ["tests/test_calc.py"], [], [], False),
+        ("deletes the test", [], [], ["tests/test_calc.py"], False),
+        ("deletes the test", [], [], ["tests/test_calc.py"], True),
+        ("adds a conftest that passes everything", [], ["conftest.py"], [], False),
+        ("adds a conftest that passes everything", [], ["conftest.py"], [], True),
+        ("gives pytest options", ["pyproject.toml"], [], [], True),
     ],
 )
-@pytest.mark.parametrize("fresh", [False, True], ids=["same-box", "fresh-box"])
 async def test_the_report_names_what_the_agent_touched(
     provider: LocalProvider,
     tmp_path: Path,

@@ -11,7 +11,7 @@ from rock.modelservice.policies.scripted import turn_of
 from rock.modelservice.wire import Lease
 from rock.modelservice.wire.groups import Group
 from rock.rollout.events import AttemptDone, Event, GroupDone, PhaseEntered, RunEnded, RunStarted
-from rock.rollout.outcome import OutcomeClass
+from rock.rollout.outcome import OutcomeClass, Phase
 from rock.rollout.record import Record
 from rock.rollout.run import RunResult, run
 from rock.rollout.rundir import read_records
@@ -83,7 +83,7 @@ def _check_events(events: list[Event]) -> None:
     assert kinds.count(GroupDone) == 2
     phases = [e.phase.value for e in events if isinstance(e, PhaseEntered) and e.plan.index == 0]
     assert phases.count("grade") == 2
-    assert set(phases) == {"provision", "setup", "agent", "export", "grade"}
+    assert set(phases) == {phase.value for phase in Phase}
 
 
 async def test_the_run_directory_holds_everything_about_an_episode(
@@ -104,12 +104,14 @@ async def test_the_run_directory_holds_everything_about_an_episode(
         "grader.stderr",
         "grader.stdout",
         "record.json",
+        "session",
         "trajectory.json",
+        "workspace",
     ]
     (record,) = read_records(tmp_path / "run")
     assert record.usage.turns == 2
     assert record.usage.rows == len(read_rows(folder)) == 1
-    assert record.phase_seconds.keys() == {"provision", "setup", "agent", "export", "grade"}
+    assert record.phase_seconds.keys() == {phase.value for phase in Phase}
     assert "solved" in (tmp_path / "run" / "report.txt").read_text()
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from rock.errors import ConfigError
+from rock.rollout.graders import Grader
 from rock.rollout.runfile import RunFile, differences, load_run_file
 
 GOOD: dict[str, Any] = {"tasks": "tasks.jsonl", "agent": {"command": ["agent", "{instruction}"]}}
@@ -39,7 +40,7 @@ def test_a_run_wide_grader_brings_its_files_along(tmp_path: Path) -> None:
     (tmp_path / "checks" / "deep" / "t.py").write_bytes(b"assert 1\n")
     grader = {"command": ["python3"], "files": {"t": {"source": "checks"}, "x": "y"}}
     run = load_run_file(write(tmp_path, {**GOOD, "grader": grader}))
-    assert run.grader is not None
+    assert isinstance(run.grader, Grader)
     assert {name: file.data() for name, file in run.grader.files.items()} == {
         "t/deep/t.py": b"assert 1\n",
         "x": b"y",
@@ -78,7 +79,7 @@ def test_a_format_name_is_not_taken_for_a_path(tmp_path: Path) -> None:
         ({"provider": "podman"}, r"provider: .*'podman'"),
         (
             {"model": "gpt"},
-            r"model: 'gpt' would be a name in service.backends_file.*expected 'queue'",
+            r"model: expected 'queue'.*service\.backends_file.*got 'gpt'",
         ),
         ({"model": "litellm:"}, r"model: .*expected 'queue'.*\(given: 'litellm:'\)"),
         ({"infra": {"max_failed_fraction": 2}}, r"infra\.max_failed_fraction"),

@@ -146,15 +146,19 @@ async def test_no_secret_is_in_what_a_run_writes_prints_or_shows_an_agent(tmp_pa
 
 def test_values_of_variables_with_telling_names_are_secrets() -> None:
     environ = {
-        "OPENAI_API_KEY": "a" * 9,
-        "GITHUB_TOKEN": "b" * 9,
-        "DB_PASSWORD": "c" * 9,
-        "AWS_SECRET_ACCESS_KEY": "d" * 9,
-        "MY_KEY_2": "e" * 9,
-        "MONKEY": "f" * 9,
-        "KEYBOARD": "g" * 9,
-        "PATH": "h" * 9,
-        "DATABASE": "i" * 9,
+        "OPENAI_API_KEY": "a-12345678",
+        "GITHUB_TOKEN": "b-12345678",
+        "DB_PASSWORD": "c-12345678",
+        "AWS_SECRET_ACCESS_KEY": "d-12345678",
+        "MY_KEY_2": "e-12345678",
+        "MONKEY": "f-12345678",
+        "KEYBOARD": "g-12345678",
+        "PATH": "h-12345678",
+        "DATABASE": "i-12345678",
+        "MAX_TOKENS": "j-12345678",
+        "TOKEN_LIMIT": "100000000",
+        "SSL_KEY": "/etc/ssl/private/key.pem",
+        "TEST_PASSWORD": "password",
     }
     found = secret_values(["DATABASE"], environ)
     assert {value[0] for value in found} == set("abcdei")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from rock.errors import ConfigError
+from rock.rollout.graders import Grader
 from rock.rollout.task import LoadedTask, digest_of
 from rock.rollout.tasks import load_tasks
 
@@ -129,7 +130,7 @@ def test_humaneval_selects_by_number(tmp_path: Path) -> None:
 
 def test_humaneval_shows_the_agent_nothing_of_the_tests(tmp_path: Path) -> None:
     for item in load_tasks("humaneval:0-20", base=tmp_path):
-        assert item.task.grader is not None
+        assert isinstance(item.task.grader, Grader)
         assert "def check(" in item.task.grader.stdin
         assert "def check(" not in item.task.instruction
         assert item.task.files == {}

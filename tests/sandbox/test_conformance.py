@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from rock.config import read_environment
 from rock.sandbox.base import Provider, SandboxSpec
@@ -44,22 +45,39 @@ async def remote_provider() -> AsyncGenerator[Provider]:
         yield provider
 
 
-PROVIDERS = [
-    pytest.param(Candidate(LocalProvider, SandboxSpec()), id="local", marks=pytest.mark.userns),
-    pytest.param(Candidate(remote_provider, SandboxSpec()), id="remote", marks=pytest.mark.userns),
-    pytest.param(on_docker(None), id="docker-host", marks=pytest.mark.docker),
-    pytest.param(on_docker(TEST_IMAGE), id="docker-debian", marks=pytest.mark.docker),
-    pytest.param(on_docker(BUSYBOX_IMAGE), id="docker-busybox", marks=pytest.mark.docker),
-    pytest.param(
+PROVIDERS = {
+    "local": (Candidate(LocalProvider, SandboxSpec()), pytest.mark.userns),
+    "remote": (Candidate(remote_provider, SandboxSpec()), pytest.mark.userns),
+    "docker-host": (on_docker(None), pytest.mark.docker),
+    "docker-debian": (on_docker(TEST_IMAGE), pytest.mark.docker),
+    "docker-busybox": (on_docker(BUSYBOX_IMAGE), pytest.mark.docker),
+    "docker-stream": (
         Candidate(docker_stream_provider, SandboxSpec(image=BUSYBOX_IMAGE)),
-        id="docker-stream",
-        marks=pytest.mark.docker,
+        pytest.mark.docker,
     ),
-]
+}
+PARTS = {
+    "remote": {"running", "shells", "files"},
+    "docker-host": {"isolation", "files"},
+    "docker-busybox": {"commands", "shells"},
+    "docker-stream": {"endings", "files", "running"},
+}
+"""What `make test` runs of providers that share nearly everything with `local` and `docker-debian`: the
+themes in which they can differ. `make test-sandboxes` runs all of it."""
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("candidate", PROVIDERS)
+def _cases() -> list[ParameterSet]:
+    cases: list[ParameterSet] = []
+    for name, (candidate, needs) in PROVIDERS.items():
+        for check in CHECKS:
+            theme = check.__module__.rpartition(".")[2]
+            marks = [needs] if theme in PARTS.get(name, {theme}) else [needs, pytest.mark.soak]
+            case_id = f"{name}-{check.__name__}"
+            cases.append(pytest.param(candidate, check, id=case_id, marks=marks))
+    return cases
+
+
+@pytest.mark.parametrize(("candidate", "check"), _cases())
 async def test_provider_keeps_the_contract(candidate: Candidate, check: Check) -> None:
     async with candidate.make() as provider:
         await check(Subject(provider, candidate.spec))

@@ -47,6 +47,9 @@ class _Message(Struct):
     content: str | list[Raw] | None = None
 
 
+_message = msgspec.json.Decoder(_Message)
+
+
 class _Part(Struct):
     text: str = ""
 
@@ -56,7 +59,7 @@ class _Turn(Struct):
 
 
 def classify(request: CanonicalRequest, headers: Mapping[str, str]) -> Kind | None:
-    """What the call is for, or None for a step of the task. Header look-ups ignore case."""
+    """What the call is for, or None for a step of the task."""
     if headers.get(CLAUDE_AGENT_HEADER):
         return "subagent"
     if (kind := _codex_kind(headers.get(CODEX_TURN_HEADER))) is not None:
@@ -119,7 +122,7 @@ def _opening(text: str) -> Kind | None:
 
 def _decoded(raw: Raw) -> _Message:
     try:
-        return msgspec.json.decode(raw, type=_Message)
+        return _message.decode(raw)
     except (msgspec.DecodeError, RecursionError):
         return _Message()
 

@@ -29,7 +29,7 @@ from rock.modelservice.wire import AssistantMessage, CanonicalRequest
 from rock.modelservice.wire.partial import ToolCallDelta
 
 Headers = Mapping[str, str]
-"""Header values by name; look-ups ignore case."""
+"""Header values by name, which is in lower case."""
 T = TypeVar("T")
 
 
@@ -127,8 +127,7 @@ class Renderer(Protocol):
     def stream(self, call_id: str) -> StreamEncoder: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Parsed:
+class Parsed(Struct, frozen=True):
     request: CanonicalRequest
     stream: bool
     renderer: Renderer
@@ -171,11 +170,14 @@ class Dialect(Protocol):
     def error(self, exc: RockError) -> ErrorReply: ...
 
 
+_fields = msgspec.json.Decoder(dict[str, Raw])
+
+
 def fields_of(body: bytes) -> dict[str, Raw]:
     """The top-level fields of a JSON object, each still as sent. Raises BadRequest."""
     try:
         body.decode("utf-8")  # skipped values are not checked by the decoder
-        return msgspec.json.decode(body, type=dict[str, Raw])
+        return _fields.decode(body)
     except UnicodeDecodeError as exc:
         raise BadRequest(f"the body is not UTF-8: bad byte at {exc.start}") from exc
     except msgspec.ValidationError as exc:

@@ -65,32 +65,46 @@ class ChatDialect:
         return error_reply(exc)
 
 
+_PLAIN: dict[str, tuple[type, str]] = {
+    "max_completion_tokens": (int, "an integer of at least 1"),
+    "max_tokens": (int, "an integer of at least 1"),
+    "n": (int, f"an integer from 1 to {MAX_CHOICES}"),
+    "parallel_tool_calls": (bool, "true or false"),
+    "temperature": (float, "a number"),
+    "top_p": (float, "a number"),
+    "seed": (int, "an integer"),
+    "presence_penalty": (float, "a number"),
+    "frequency_penalty": (float, "a number"),
+    "reasoning_effort": (str, "a string"),
+}
+"""Fields whose values are taken as they are: their kind, and how it is said."""
+
+
 def _canonical(fields: dict[str, Raw]) -> CanonicalRequest:
     """Take every field that has a place in the canonical request; the rest becomes `extra`."""
     model = take(fields, "model", str, "a string: the model's name")
     if model is None:
         raise BadRequest("model: missing; expected a string: the model's name", param="model")
     messages = _messages(fields)
-    limit = take(fields, "max_completion_tokens", int, "an integer of at least 1")
-    older = take(fields, "max_tokens", int, "an integer of at least 1")
-    choices = take(fields, "n", int, f"an integer from 1 to {MAX_CHOICES}")
+    plain = {
+        name: take(fields, name, kind, expected)
+        for name, (kind, expected) in _PLAIN.items()
+        if name in fields  # most requests name two or three
+    }
+    limit = plain.pop("max_completion_tokens", None)
+    older = plain.pop("max_tokens", None)
+    choices = plain.pop("n", None)
     request = CanonicalRequest(
         model=model,
         messages=messages,
         tools=_objects(fields, "tools"),
         tool_choice=_kind(fields, "tool_choice", b'"{', "a string or an object"),
-        parallel_tool_calls=take(fields, "parallel_tool_calls", bool, "true or false"),
         response_format=_kind(fields, "response_format", b"{", "an object"),
-        temperature=take(fields, "temperature", float, "a number"),
-        top_p=take(fields, "top_p", float, "a number"),
         max_tokens=older if limit is None else limit,
         stop=_stop(fields),
-        seed=take(fields, "seed", int, "an integer"),
         n=1 if choices is None else choices,
-        presence_penalty=take(fields, "presence_penalty", float, "a number"),
-        frequency_penalty=take(fields, "frequency_penalty", float, "a number"),
-        reasoning_effort=take(fields, "reasoning_effort", str, "a string"),
         extra={name: Raw(bytes(raw)) for name, raw in fields.items()},
+        **plain,
     )
     _within("n", request.n, 1, MAX_CHOICES)
     _within("max_tokens", request.max_tokens, 1, 2**31 - 1)
@@ -136,6 +150,8 @@ def _complain(messages: list[Raw]) -> None:
 
 
 def _objects(fields: dict[str, Raw], name: str) -> list[Raw] | None:
+    if name not in fields:
+        return None
     items: list[Raw] | None = take(fields, name, list[Raw], "a list of objects")
     for index, item in enumerate(items or ()):
         if bytes(item)[:1] != b"{":
@@ -145,7 +161,10 @@ def _objects(fields: dict[str, Raw], name: str) -> list[Raw] | None:
 
 def _kind(fields: dict[str, Raw], name: str, heads: bytes, expected: str) -> Raw | None:
     """A field that is passed on as sent, if it is null or begins with one of `heads`."""
-    raw = bytes(fields.pop(name, b"null"))
+    sent = fields.pop(name, None)
+    if sent is None:
+        return None
+    raw = bytes(sent)
     if raw == b"null":
         return None
     if raw[:1] not in [bytes([head]) for head in heads]:
@@ -154,6 +173,8 @@ def _kind(fields: dict[str, Raw], name: str, heads: bytes, expected: str) -> Raw
 
 
 def _stop(fields: dict[str, Raw]) -> list[str] | None:
+    if "stop" not in fields:
+        return None
     stop: str | list[str] | None = take(
         fields, "stop", str | list[str], "a string or a list of strings"
     )

@@ -187,7 +187,7 @@ class Book:
             self._store_tokens(call, record, record.prompt_ids)
         answer = Answer(
             call_id=call.id,
-            model=msgspec.json.decode(call.request, type=_Model).model,
+            model=_model.decode(call.request).model,
             choices=record.choices,
             usage=record.usage,
             policy_version=record.policy_version,
@@ -200,9 +200,10 @@ class Book:
         call.forget_spans()
         call.answered_lease = record.lease
         call.fingerprint = record.fingerprint
-        graph = self._conversations[call.session.id].graph
+        conversation = self._conversations[call.session.id]
+        conversation.hear(call, answer)
         for number, choice in enumerate(record.choices):
-            graph.add_answer(call.leaf, AnswerRef(call.number, number), choice.message)
+            conversation.graph.add_answer(call.leaf, AnswerRef(call.number, number), choice.message)
         call.session.use(record.usage)
         if call.session.first_sampled_version is None:
             call.session.first_sampled_version = _first_version(record)
@@ -280,3 +281,6 @@ def _first_version(record: records.CallAnswered) -> PolicyVersion | None:
 
 class _Model(Struct):
     model: str
+
+
+_model = msgspec.json.Decoder(_Model)

@@ -35,7 +35,7 @@ from rock.modelservice.graph.graph import Extension, Located, MessageGraph, Plac
 from rock.modelservice.graph.rows import CallTokens
 from rock.modelservice.journal import records
 from rock.modelservice.sessions import Session
-from rock.modelservice.states import ENDED_WITHOUT, Event, State
+from rock.modelservice.states import ENDED_WITHOUT, Event, State, next_state
 from rock.modelservice.wire import CanonicalRequest, ChainClass, Omitted, Pins
 from rock.types import CallId, WorkerId
 
@@ -166,7 +166,7 @@ class Call(Ticket):
 
     def move(self, event: Event) -> None:
         before = self.state
-        super().move(event)
+        self.state = next_state(before, event)
         self.session.count(before, self.state)
 
     async def answer(self) -> Answer:
@@ -261,8 +261,14 @@ def _with_pins(request: bytes, pinned: Raw | None) -> bytes:
     return records.encoder.encode(effective)
 
 
+_NO_PINS = Pins()
+_canonical = msgspec.json.Decoder(CanonicalRequest)
+
+
 def pins_set(pins: Pins) -> dict[str, object]:
     """The pins that are not null, by field."""
+    if pins == _NO_PINS:
+        return {}
     return {
         name: value for name in pins.__struct_fields__ if (value := getattr(pins, name)) is not None
     }
@@ -285,8 +291,12 @@ _SPARE_LEVELS = 128
 def _check_readable(part: bytes) -> None:
     """Raises `BadRequest` for JSON that was taken raw but that a later reader could not read."""
     try:
-        str(part, "utf-8")
-        if part.count(b"[") + part.count(b"{") > _SPARE_LEVELS:
+        if not part.isascii():
+            str(part, "utf-8")
+        if (
+            len(part) > _SPARE_LEVELS  # a shorter one cannot be so deep
+            and part.count(b"[") + part.count(b"{") > _SPARE_LEVELS
+        ):
             deeper = b"%b%b%b" % (b"[" * _SPARE_LEVELS, part, b"]" * _SPARE_LEVELS)
             msgspec.json.decode(deeper, type=Raw)
     except UnicodeDecodeError as exc:
@@ -298,13 +308,15 @@ def _check_readable(part: bytes) -> None:
 class Conversation:
     """What one session has said and heard."""
 
-    __slots__ = ("_by_identity", "_by_key", "calls", "graph")
+    __slots__ = ("_by_identity", "_by_key", "_heard", "calls", "graph")
 
     def __init__(self) -> None:
         self.graph = MessageGraph()
         self.calls: list[Call] = []
         self._by_identity: dict[Identity, list[Call]] = {}
         self._by_key: dict[str, Call] = {}
+        self._heard: list[chains.Earlier] = []
+        """The last answers, oldest first: at least `chains.LOOK_BACK` of them, if there are."""
 
     def look_up(self, dialect: str, request: CanonicalRequest) -> Asked:
         """Raises `BadRequest` for bytes that no worker could read."""
@@ -313,11 +325,14 @@ class Conversation:
             tools = Raw(b"[" + b",".join(bytes(tool) for tool in request.tools) + b"]")
         located = self.graph.locate(request.messages, tools)
         extra = request.extra
-        if any(name in extra for name in _TRANSPORT_FIELDS):
+        if extra and any(name in extra for name in _TRANSPORT_FIELDS):
             extra = {name: extra[name] for name in extra if name not in _TRANSPORT_FIELDS}
         parameters = records.encoder.encode(replace(request, messages=[], tools=None, extra=extra))
-        for part in (*located.rest, located.tools or b"", parameters):
+        for part in located.rest:
             _check_readable(part)
+        if located.tools is not None:
+            _check_readable(located.tools)
+        _check_readable(parameters)
         identity = None
         if located.complete:
             number = self.graph.number_of(located.tools)
@@ -384,7 +399,7 @@ class Conversation:
         if marked is None:
             new = (self.graph.blob(number) for number in extension.path)
             if branch in chains.REFINABLE:
-                branch = chains.refined(branch, new, self._answered())
+                branch = chains.refined(branch, new, self._heard[-chains.LOOK_BACK :])
             side = branch if branch in ("auxiliary", "subagent") else None
             call.chain_class = cast("ChainClass | None", side) or self._class_before(call)
         else:
@@ -404,17 +419,12 @@ class Conversation:
             before = before.parent
         return "main" if before is None else before.chain_class
 
-    def _answered(self) -> list[chains.Earlier]:
-        """The session's last answers, oldest first."""
-        found: list[chains.Earlier] = []
-        for call in reversed(self.calls):
-            if isinstance(call.stored, Answer):
-                messages = [choice.message for choice in call.stored.choices]
-                found.append(chains.Earlier(call.chain_class, messages))
-                if len(found) == chains.LOOK_BACK:
-                    break
-        found.reverse()
-        return found
+    def hear(self, call: Call, answer: Answer) -> None:
+        """A call of it got its answer."""
+        if len(self._heard) >= 2 * chains.LOOK_BACK:
+            del self._heard[: chains.LOOK_BACK]
+        messages = [choice.message for choice in answer.choices]
+        self._heard.append(chains.Earlier(call.chain_class, messages))
 
     def remember(self, call: Call, parameters: bytes) -> None:
         """Let retries of the call find it."""
@@ -444,7 +454,7 @@ class Conversation:
         return self._whole(call, omitted), omitted
 
     def _whole(self, call: Call | Original, omitted: Omitted) -> CanonicalRequest:
-        request = msgspec.json.decode(call.request, type=CanonicalRequest)
+        request = _canonical.decode(call.request)
         request.messages = self.graph.messages(call.leaf, omitted.messages)
         if call.tools is not None and not omitted.tools:
             request.tools = msgspec.json.decode(self.graph.blob(call.tools), type=list[Raw])

@@ -2,7 +2,7 @@
 never waits for anybody.
 
 Every change is made in memory and written in one go; `then` callbacks show it to the outside once
-it is on disk: a call can be claimed, an answer can be seen. `recover` replays the journal.
+it is on disk: a call can be claimed, an answer can be seen. `recovery` reads the journal.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
-
-import msgspec
 
 from rock.errors import (
     CallFailed,
@@ -27,15 +25,16 @@ from rock.modelservice.engine.book import Book
 from rock.modelservice.engine.calls import Call
 from rock.modelservice.engine.notices import Notices
 from rock.modelservice.engine.observer import Observer
-from rock.modelservice.engine.outbox import Outbox, freshness_of
+from rock.modelservice.engine.outbox import Outbox
 from rock.modelservice.engine.queue import TRAINER_BACKEND, CallQueue, Held, Ticket
+from rock.modelservice.engine.recovery import Recovery
 from rock.modelservice.graph.answer import Answer
 from rock.modelservice.graph.graph import Extension
 from rock.modelservice.interceptors.hooks import Hooks
 from rock.modelservice.interceptors.interceptors import Interceptors
 from rock.modelservice.journal import records
 from rock.modelservice.journal.journal import Journal, Then
-from rock.modelservice.journal.shelf import Retired, Shelf
+from rock.modelservice.journal.shelf import Shelf
 from rock.modelservice.sessions import Session
 from rock.modelservice.settings import ServiceConfig
 from rock.modelservice.states import OPEN, Event, State
@@ -74,13 +73,12 @@ class Engine:
         self._idles = Timers()
         hooks = Hooks(config.hooks)
         self._retirements = Timers()
-        self._groups: dict[str, records.GroupPublished | records.GroupAcknowledged] = {}
-        """As replayed; None once acknowledged."""
         self.shelf = Shelf()
+        self.recovery = Recovery(config.state_dir, self.book, self.shelf, clock=clock, wall=wall)
         self.journal = Journal.open(
             config.state_dir,
             schema=records.SCHEMA,
-            on_record=self._replay,
+            on_record=self.recovery.replay,
             sync=config.sync,
         )
         self.journal.on_failure = self._journal_failed
@@ -101,7 +99,7 @@ class Engine:
 
     async def start(self) -> None:
         """Take the journal over: leases of earlier runs are over, connections are gone."""
-        self._recover_groups()
+        self.recovery.fill(self.outbox)
         booted = records.Booted(run=self.book.runs + 1)
         self.book.apply(booted, self.clock())
         await self.write(booted)
@@ -152,9 +150,11 @@ class Engine:
         return written
 
     def _note(self, record: records.Record, payload: bytes, then: Then | None = None) -> None:
-        place = self.journal.next_place
-        self.journal.note(payload, then)
-        self.shelf.index(record, place)
+        self.shelf.index(record, self.journal.note(payload, then))
+
+    def _note_call(self, call: Call, payload: bytes, then: Then | None = None) -> None:
+        """`_note` for a record about a call: four of them make a turn, and whose they are is known."""
+        self.shelf.add(call.session_id, self.journal.note(payload, then))
 
     # --- sessions ---
 
@@ -222,7 +222,7 @@ class Engine:
         self.connections += 1
         self._time_call(call)
         self.observer.asked(call, trace)
-        self._note(record, payload, lambda: self._let_claim(call))
+        self._note_call(call, payload, lambda: self._let_claim(call))
         return call
 
     def attach(self, call: Call) -> None:
@@ -253,7 +253,8 @@ class Engine:
         if call.deliveries > 1:
             self.redelivered += 1
         self.observer.claimed(call, held)
-        self.note(records.CallLeased(call=call.id, lease=held.id, worker=held.worker_id))
+        record = records.CallLeased(call=call.id, lease=held.id, worker=held.worker_id)
+        self._note_call(call, records.encode(record))
 
     def partial(self, call: Call, record: records.CallPartial) -> None:
         """Keep a span of an answer; agents see it once it is on disk."""
@@ -272,7 +273,7 @@ class Engine:
         self._take_out(call, Event.COMPLETE)
         self.book.store_answer(call, record)
         self.observer.answered(call, record, held, self.clock())
-        self._note(record, payload, lambda: self._show(call))
+        self._note_call(call, payload, lambda: self._show(call))
 
     def end(self, call: Call, event: Event, error: RockError) -> None:
         """End an open call without an answer."""
@@ -289,7 +290,7 @@ class Engine:
         call.stored = error
         call.forget_spans()
         self.observer.ended(call, event, error)
-        self._note(record, payload, lambda: self._show(call))
+        self._note_call(call, payload, lambda: self._show(call))
 
     def take_back(self, held: Held) -> None:
         """Give a lease's call to other workers, and tell its own."""
@@ -345,56 +346,6 @@ class Engine:
         """An interceptor may still change what was said, unless an agent has read of it."""
         return not call.shown and bool(self.interceptors.matching("response", call.session.labels))
 
-    def _replay(self, payload: bytes, place: int) -> None:
-        try:
-            record = records.decoder.decode(payload)
-            self.shelf.index(record, place)
-            if isinstance(record, records.GroupPublished | records.GroupAcknowledged):
-                self._groups[record.group_id] = record  # after its acknowledgement comes nothing
-            else:
-                self._replay_session(record)
-        except (msgspec.DecodeError, RecursionError, RockError, LookupError) as exc:
-            raise JournalError(
-                f"the journal in {self.config.state_dir} says what cannot have happened: {exc}"
-            ) from exc
-
-    def _replay_session(self, record: records.Record) -> None:
-        session_id = records.session_of(record)
-        archived = isinstance(record, records.SessionArchived)
-        if session_id is not None and session_id in self.shelf and not archived:
-            return  # such as `sent`, after it was closed
-        self.book.apply(record, self._moment(record))
-        if session_id is not None and session_id in self.book.sessions:
-            session = self.book.sessions.get(session_id)
-            if not session.open and not session.parked and not session.counts[State.ANSWERED]:
-                self._retire(session)  # at once: what is over is not read into memory
-
-    def _moment(self, record: records.Record) -> float:
-        """When a record was written, on this run's clock; now, if it does not say."""
-        now = self.clock()
-        if isinstance(record, records.SessionOpened | records.CallQueued) and record.at is not None:
-            # A wall clock that was set back must not lengthen anything.
-            return now - max(0.0, self.wall() - record.at)
-        return now
-
-    def _recover_groups(self) -> None:
-        for group_id, record in self._groups.items():
-            if isinstance(record, records.GroupAcknowledged):
-                self.outbox.publish(group_id, b"")
-                self.outbox.acknowledge(group_id, step=record.step)
-            else:
-                self.outbox.publish(group_id, content := bytes(record.group), freshness_of(content))
-                self.outbox.offer(group_id)
-        self._groups.clear()
-
-    def _retire(self, session: Session) -> None:
-        """Put a closed session out of memory; its records stay where the shelf says."""
-        over = self.book.retire(session)
-        counts = {state: count for state, count in session.counts.items() if count}
-        self.shelf.retired[session.id] = Retired(
-            session.key_sha256, over, session.closed_at, counts
-        )
-
     def _retire_due(self, now: float) -> None:
         for name in self._retirements.due(now):
             session = self.book.sessions.get(name)
@@ -403,7 +354,7 @@ class Engine:
                 call.attached or call.outcome is None for call in calls
             )
             if at_rest and self.shelf.places[name][-1] < self.journal.written_place:
-                self._retire(session)
+                self.recovery.retire(session)
             else:
                 self._retirements.set(name, now + max(1.0, self.config.evict_seconds))
 
@@ -471,7 +422,7 @@ class Engine:
 
     def _move(self, call: Call, event: Event) -> None:
         call.move(event)
-        self.note(records.CallMoved(call=call.id, event=event))
+        self._note_call(call, records.encode(records.CallMoved(call=call.id, event=event)))
 
     def _show(self, call: Call) -> None:
         """The call's end is on disk: let the agents see it."""

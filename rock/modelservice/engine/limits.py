@@ -16,15 +16,15 @@ def used_up(session: Session) -> LimitName | None:
     """The limit that leaves no room for one more call; None if there is room. Time is not looked
     at: the service closes a session whose time is over."""
     limits = session.spec.limits
-    used: list[tuple[LimitName, int, int | None]] = [
-        ("max_calls", session.calls, limits.max_calls),
-        ("max_prompt_tokens", session.prompt_tokens, limits.max_prompt_tokens),
-        ("max_completion_tokens", session.completion_tokens, limits.max_completion_tokens),
-    ]
-    return next(
-        (name for name, have, bound in used if bound is not None and have >= bound),
-        None,
-    )
+    if limits.max_calls is not None and session.calls >= limits.max_calls:
+        return "max_calls"
+    bound = limits.max_prompt_tokens
+    if bound is not None and session.prompt_tokens >= bound:
+        return "max_prompt_tokens"
+    bound = limits.max_completion_tokens
+    if bound is not None and session.completion_tokens >= bound:
+        return "max_completion_tokens"
+    return None
 
 
 def completion_room(session: Session, choices: int) -> int | None:

@@ -158,7 +158,10 @@ class _RoundRobin:
         turn = self._turns.get(ticket.session_id)
         if turn is None:
             turn = self._turns[ticket.session_id] = _Turn(ticket.affinity)
-            self._by_worker.setdefault(turn.affinity, OrderedDict())[ticket.session_id] = None
+            same = self._by_worker.get(turn.affinity)
+            if same is None:
+                same = self._by_worker[turn.affinity] = OrderedDict()
+            same[ticket.session_id] = None
         turn.line.push(ticket)
 
     def remove(self, ticket: Ticket) -> bool:

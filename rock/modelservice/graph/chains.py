@@ -60,12 +60,15 @@ def refined(branch: str | None, new: Iterable[bytes], earlier: Sequence[Earlier]
     if ordinary and ordinary[-1].chain_class == "compaction":
         return "compaction"
     texts = [text for message in new for text in _texts(message)]
+    longest = max(map(len, texts), default=0)
     if branch == "new_root" and not tasks_given(earlier).isdisjoint(map(str.strip, texts)):
         return "subagent"
     for call in earlier:
         for said in call.messages:
             summary = (said.content or "").strip()
-            if len(summary) >= MIN_SUMMARY_CHARS and any(summary in text for text in texts):
+            if MIN_SUMMARY_CHARS <= len(summary) <= longest and any(
+                summary in text for text in texts
+            ):
                 return "compaction"
     return branch
 
@@ -75,7 +78,9 @@ def tasks_given(earlier: Iterable[Earlier]) -> set[str]:
     found: set[str] = set()
     for call in earlier:
         for said in call.messages:
-            for tool_call in said.tool_calls or ():
+            if not said.tool_calls:
+                continue
+            for tool_call in said.tool_calls:
                 found.update(_arguments(tool_call.function.arguments))
     return found
 

@@ -100,10 +100,14 @@ class MessageGraph:
     def locate(self, messages: Sequence[Raw], tools: Raw | None = None) -> Located:
         """How much of a request is known; changes nothing. The cost is that of reading it."""
         node, covered = _ROOT, 0
+        latest, blobs, raws = self._latest, self._blob, self._raws
         for message in messages:
-            child = self._known_child(node, message)
-            if child is None:
-                break
+            # The usual case compares bytes with the path taken last, and hashes nothing.
+            child: int | None = latest[node]
+            if child == _ROOT or raws[blobs[child]] != message:
+                child = self._known_child(node, message)
+                if child is None:
+                    break
             node = child
             covered += 1
         tools_sent = None if tools is None else bytes(tools)
@@ -239,10 +243,6 @@ class MessageGraph:
     # --- nodes ---
 
     def _known_child(self, node: int, message: Raw) -> int | None:
-        # The usual case compares bytes with the path taken last, and hashes nothing.
-        latest = self._latest[node]
-        if latest != _ROOT and self._raws[self._blob[latest]] == message:
-            return latest
         number = self._numbers.get(bytes(message))
         return None if number is None else self._children.get(node << 32 | number)
 

@@ -10,9 +10,12 @@ said which tokens are which message, and what of an answer they spell, a row has
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from rock.modelservice.graph import tokens
 from rock.modelservice.graph.parts import first, last
@@ -27,8 +30,7 @@ from rock.modelservice.wire import (
 from rock.types import CallId, PolicyVersion
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(Struct, frozen=True):
     """One choice: packed ids and log-probabilities of the same length."""
 
     ids: bytes
@@ -39,8 +41,7 @@ class Sample:
     """What the tokens spell, if the worker knew."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CallTokens:
+class CallTokens(Struct, frozen=True, eq=False):
     """The tokens of one trainable call. Compared by identity: a chain can be thousands long."""
 
     call_id: CallId
@@ -48,7 +49,7 @@ class CallTokens:
     samples: tuple[Sample, ...]
     prompt: bytes
     """Packed prompt ids: all of them, or those after what it has from its parent."""
-    parent: CallTokens | None = field(default=None, repr=False)
+    parent: CallTokens | None = None
     parent_choice: int = 0
     kept: int | None = None
     """How many tokens of the parent's prompt and answer it begins with; None for all: it goes on."""
@@ -59,17 +60,17 @@ class CallTokens:
     """How many messages the request has, so the place of the answer; None if nobody says."""
     prompt_parts: tuple[MessageTokens, ...] | None = None
     """Which of the last tokens of `prompt` are which message, if the worker knew."""
-    inherited: int = field(init=False)
-    """Tokens that it has from its parent."""
-    prompt_count: int = field(init=False)
-    """Tokens before the answer: those of the whole prompt."""
+    inherited: int = 0
+    """Tokens that it has from its parent. Computed."""
+    prompt_count: int = 0
+    """Tokens before the answer: those of the whole prompt. Computed."""
 
     def __post_init__(self) -> None:
         before = self.kept or 0
         if self.parent is not None and self.kept is None:
             before = self.parent.sequence_count(self.parent_choice)
-        object.__setattr__(self, "inherited", before)
-        object.__setattr__(self, "prompt_count", before + tokens.count(self.prompt))
+        force_setattr(self, "inherited", before)
+        force_setattr(self, "prompt_count", before + tokens.count(self.prompt))
 
     @property
     def goes_on(self) -> bool:

@@ -19,7 +19,7 @@ import sys
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from rock import process
 from rock.config import inherited_environment, validated
@@ -170,8 +170,7 @@ class ServiceProcess:
         argv = [sys.executable, "-m", "rock.modelservice", "--state-dir", str(self.state_dir)]
         argv += ["--agent-fd", str(agent), "--control-fd", str(control)]
         for name, value in self._settings.items():
-            text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
-            argv += ["--set", f"{name}={text}"]
+            argv += ["--set", f"{name}={_as_argument(value)}"]
         for backend in self._backends:
             argv += ["--backend", backend]
         if self._api_base is not None:
@@ -267,3 +266,10 @@ async def kept_up(service: ServiceProcess) -> AsyncGenerator[ServiceProcess, Non
         finally:
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)
+
+
+def _as_argument(value: object) -> str:
+    """A setting as the command line takes it: lists with commas."""
+    if isinstance(value, (list, tuple)):
+        return ",".join(str(part) for part in cast("Sequence[object]", value))
+    return str(value)

@@ -111,7 +111,12 @@ class Interceptors:
         raise NotFound(f"there is no interceptor {name[:MAX_NAME_CHARS]!r}")
 
     def matching(self, on: On, labels: Mapping[str, str]) -> list[tuple[str, Interceptor]]:
-        return [item for item in self._ordered[on] if _matches(item[1].match, labels)]
+        ordered = self._ordered[on]
+        return [item for item in ordered if _matches(item[1].match, labels)] if ordered else []
+
+    def any(self, on: On) -> bool:
+        """Whether there is one at all, whatever it matches."""
+        return bool(self._ordered[on])
 
     async def on_request(self, request: CanonicalRequest, seen: Circumstances) -> Edit:
         """Run what matches. Does not wait unless a hook runs."""

@@ -64,6 +64,8 @@ class Journal:
         self._active = active
         self._good_bytes = active.offset(active.end)
         self._pending_bytes = 0
+        self.next_place = active.end
+        """Where the next record will be."""
         self._number = number
         self._sealing: asyncio.Future[list[Segment]] | None = None
         self.sealed = sealed
@@ -137,12 +139,6 @@ class Journal:
         return self._good_bytes
 
     @property
-    def next_place(self) -> int:
-        """Where the next record will be."""
-        active = self._active
-        return active.start + self._good_bytes + self._pending_bytes - active.head_bytes
-
-    @property
     def written_place(self) -> int:
         """Records before it are in the file."""
         return self.next_place - self._pending_bytes
@@ -178,12 +174,28 @@ class Journal:
         and through the future if this write fails.
         """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._enqueue(payload, future, then)
+        self.note(payload, then, future)
         return future
 
-    def note(self, payload: bytes, then: Then | None = None) -> None:
-        """Write one record that nobody waits for. Raises `JournalError` as `append` does."""
-        self._enqueue(payload, None, then)
+    def note(
+        self, payload: bytes, then: Then | None = None, future: asyncio.Future[None] | None = None
+    ) -> int:
+        """Write one record that nobody waits for, and say its place. Raises `JournalError` as
+        `append` does, whose `future` it can be given."""
+        if self._error is not None:
+            raise self._error
+        if len(payload) > _MAX_RECORD_BYTES:
+            raise JournalError(f"a record of {len(payload)} bytes is too large for the journal")
+        framed = frame(payload)
+        self._frames.append(framed)
+        size, place = len(framed), self.next_place
+        self._pending_bytes += size
+        self.next_place = place + size
+        if future is not None or then is not None:
+            self._waiting.append((future, then))
+        if not self._scheduled:
+            self._schedule()
+        return place
 
     def barrier(self) -> asyncio.Future[None]:
         """Done once everything appended so far is safe."""
@@ -215,20 +227,6 @@ class Journal:
         _close(fd, *self._lock_fds)
 
     # --- writing ---
-
-    def _enqueue(
-        self, payload: bytes, future: asyncio.Future[None] | None, then: Then | None
-    ) -> None:
-        if self._error is not None:
-            raise self._error
-        if len(payload) > _MAX_RECORD_BYTES:
-            raise JournalError(f"a record of {len(payload)} bytes is too large for the journal")
-        framed = frame(payload)
-        self._frames.append(framed)
-        self._pending_bytes += len(framed)
-        if future is not None or then is not None:
-            self._waiting.append((future, then))
-        self._schedule()
 
     def _schedule(self) -> None:
         if not self._scheduled and self._syncing is None:

@@ -60,7 +60,7 @@ class Shelf:
         """A record was, or is about to be, written at `place`."""
         session_id = records.session_of(record)
         if session_id is not None and not isinstance(record, records.SessionArchived):
-            self._add(session_id, place)
+            self.add(session_id, place)
             return
         match record:
             case records.Booted():
@@ -78,7 +78,8 @@ class Shelf:
             case _:
                 pass
 
-    def _add(self, session_id: str, place: int) -> None:
+    def add(self, session_id: str, place: int) -> None:
+        """`index` for a record that is known to be about a session or one of its calls."""
         places = self.places.get(session_id)
         if places is None:
             places = self.places[session_id] = array("Q")

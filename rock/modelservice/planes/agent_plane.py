@@ -137,7 +137,7 @@ class AgentPlane:
             dialect=dialect.name,
             request=parsed.request,
             body=body,
-            idempotency_key=request.headers.get("Idempotency-Key"),
+            idempotency_key=request.headers.get("idempotency-key"),
             retry_count=_retry_count(kind, request.headers),
             stream=parsed.stream,
             trace={name: request.headers[name] for name in HEADERS if name in request.headers},
@@ -247,7 +247,7 @@ def _shown(path: str, key: str | None) -> str:
 
 
 def _api_key(headers: Mapping[str, str]) -> str | None:
-    scheme, _, token = headers.get("Authorization", "").partition(" ")
+    scheme, _, token = headers.get("authorization", "").partition(" ")
     key = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "").strip()
     return key[:MAX_KEY_CHARS] or None
 
@@ -293,7 +293,7 @@ def not_allowed(dialect: Dialect, request: Request, allowed: str) -> Reply:
     """
     exc = BadRequest(f"{request.method} is not allowed here; use {allowed}")
     body = dialect.error(exc).body
-    if request.headers.get("Upgrade", "").lower() == "websocket":
+    if request.headers.get("upgrade", "").lower() == "websocket":
         return Reply(426, body, {"Upgrade": "HTTP/1.1", "Connection": "close"})
     return Reply(405, body, {"Allow": allowed})
 

@@ -222,7 +222,7 @@ class Connection(asyncio.Protocol):
         if incoming is None:
             return  # a trailer
         try:
-            incoming.headers.add(name.decode("ascii").lower(), value.decode())
+            incoming.headers.setdefault(name.decode("ascii").lower(), value.decode())
         except UnicodeDecodeError:
             shown = name.decode("ascii", "replace")[:100]
             # They could be neither stored nor shown.
@@ -316,7 +316,10 @@ class Connection(asyncio.Protocol):
             raise incoming.bad
         chunks, incoming.chunks = incoming.chunks, []
         body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-        encoding = incoming.headers.get("content-encoding", "identity").strip().lower()
+        sent = incoming.headers.get("content-encoding")
+        if sent is None:
+            return body
+        encoding = sent.strip().lower()
         if encoding in ("", "identity"):
             return body
         return decoded(body, encoding, self._adapter.bounds.max_body_bytes)

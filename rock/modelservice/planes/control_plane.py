@@ -7,6 +7,7 @@ reports each item by itself.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -28,7 +29,7 @@ from rock.errors import (
     shown,
 )
 from rock.modelservice import wire
-from rock.modelservice.graph.stored import stored
+from rock.modelservice.graph import stored
 from rock.modelservice.keys import Keys, matches
 from rock.modelservice.planes.plane import Reply, Request, nothing
 from rock.modelservice.service.service import ModelService
@@ -131,7 +132,7 @@ class ControlPlane:
         return Reply(exc.status, wire.encode(wire.ErrorReply(error=error)))
 
     def _authorize(self, request: Request) -> None:
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not given:
             raise Unauthorized("no key; send `Authorization: Bearer` with a key from keys.json")
         if matches(given, self._keys.admin_key):
@@ -272,7 +273,8 @@ class ControlPlane:
         return _ok(info)
 
     async def _trajectory(self, request: Request, name: str) -> Reply:
-        return _ok(stored(await self._service.read_trajectory(SessionId(name))))
+        found = await self._service.read_trajectory(SessionId(name))
+        return Reply(200, await asyncio.to_thread(stored.encode, found))
 
     async def _interceptors(self, request: Request, name: str) -> Reply:
         return _ok(self._service.interceptors())

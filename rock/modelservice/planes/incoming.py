@@ -7,37 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Iterator, Mapping
-from typing import Any
 
 from rock.errors import BadRequest, PayloadTooLarge, RockError
-
-
-class Headers(Mapping[str, str]):
-    """Values by name, whatever the case; the first of several."""
-
-    __slots__ = ("_values",)
-
-    def __init__(self) -> None:
-        self._values: dict[str, str] = {}
-
-    def add(self, name: str, value: str) -> None:
-        self._values.setdefault(name, value)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self._values.get(key.lower(), default)
-
-    def __getitem__(self, key: str) -> str:
-        return self._values[key.lower()]
-
-    def __contains__(self, key: object) -> bool:
-        return isinstance(key, str) and key.lower() in self._values
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
 
 
 class Incoming:
@@ -61,7 +32,8 @@ class Incoming:
         self.method = ""
         self.target = b""
         self.version = "1.1"
-        self.headers = Headers()
+        self.headers: dict[str, str] = {}
+        """By name in lower case; the first of several."""
         self.chunks: list[bytes] = []
         self.size = 0
         self.complete = False

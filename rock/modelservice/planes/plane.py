@@ -8,28 +8,27 @@ exactly one of them is called, once, after the reply was returned. Neither may w
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 
 def nothing() -> None:
     """For replies that nobody needs to hear about again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Struct, frozen=True):
     """One HTTP request. The body is read only when asked for, so that a refusal costs nothing."""
 
     method: str
     path: str
     """As sent: percent-encoded, without the query."""
     headers: Mapping[str, str]
-    """Look-ups ignore case."""
+    """By name in lower case."""
     read: Callable[[], Awaitable[bytes]]
     """The whole body; raises PayloadTooLarge."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(Struct, frozen=True):
     status: int
     body: bytes
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -38,8 +37,7 @@ class Reply:
     lost: Callable[[], None] = nothing
 
 
-@dataclass(frozen=True, slots=True)
-class EventStream:
+class EventStream(Struct, frozen=True):
     """Status 200 is promised. `frames` handles its own failures: it ends, it does not raise."""
 
     frames: AsyncGenerator[bytes, None]

@@ -7,9 +7,9 @@ missing or wrong, the answer is stored as untrainable with the reason, and none 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from rock.errors import BadRequest
@@ -34,8 +34,7 @@ MIN_KEPT = 16
 """A prompt that shares fewer tokens with its parent's sequence is stored whole."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(Struct, frozen=True):
     """A completion with its prompt's ids packed, once: they can be a hundred thousand."""
 
     completion: Completion
@@ -48,8 +47,8 @@ class Prepared:
 
 
 def prepare(completion: Completion) -> Prepared:
-    """Raises `BadRequest` for text that is not Unicode (a lone surrogate from a policy in Python), and
-    for a negative `usage`."""
+    """Raises `BadRequest` for text that is not Unicode (a lone surrogate from a policy in Python),
+    for numbers that nobody could store, and for a negative `usage`."""
     prompt, reason = tokens.pack_prompt(
         completion.prompt_token_ids, continues=completion.continues_parent
     )
@@ -60,6 +59,8 @@ def prepare(completion: Completion) -> Prepared:
         mark = hashlib.blake2b(_plain.encode(completion), digest_size=16)
     except UnicodeEncodeError as exc:
         raise BadRequest(f"the completion is not valid Unicode: {exc}", param="choices") from exc
+    except OverflowError as exc:
+        raise BadRequest("the completion has a number of more than 64 bits") from exc
     mark.update(prompt or b"")
     return Prepared(completion, prompt, reason, mark.digest())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from typing import Any
 
@@ -11,7 +12,7 @@ from rock.errors import NotFound, RockError, shown
 from rock.modelservice.engine.book import Book
 from rock.modelservice.engine.calls import Call, Conversation
 from rock.modelservice.graph.answer import Answer, AnswerChoice
-from rock.modelservice.graph.rows import build_rows
+from rock.modelservice.graph.rows import CallTokens, build_rows
 from rock.modelservice.sessions import Session
 from rock.modelservice.states import State
 from rock.modelservice.wire import CanonicalRequest, Choice, SessionInfo, Trajectory, TrajectoryCall
@@ -20,10 +21,24 @@ from rock.types import SessionId
 
 def trajectory(book: Book, session_id: SessionId) -> Trajectory:
     """Raises `NotFound`."""
+    found, calls = _without_rows(book, session_id)
+    found.rows = build_rows(calls)
+    return found
+
+
+async def trajectory_later(book: Book, session_id: SessionId) -> Trajectory:
+    """`trajectory` as of now. Rows are made in a thread: those of a session that was tokenised anew at
+    each turn can be millions of tokens."""
+    found, calls = _without_rows(book, session_id)
+    found.rows = await asyncio.to_thread(build_rows, calls)
+    return found
+
+
+def _without_rows(book: Book, session_id: SessionId) -> tuple[Trajectory, list[CallTokens]]:
     session = book.sessions.get(session_id)
     conversation = book.conversation(session.id)
     calls = conversation.calls
-    return Trajectory(
+    found = Trajectory(
         session_id=session.id,
         labels=dict(session.labels),
         close_reason=session.close_reason,
@@ -31,9 +46,10 @@ def trajectory(book: Book, session_id: SessionId) -> Trajectory:
         limits=session.spec.limits,
         pins=session.spec.pins,
         calls=[_call(conversation, call) for call in calls],
-        rows=build_rows(call.tokens for call in calls if call.tokens is not None),
+        rows=[],
         untrainable=dict(Counter(_untrainable(call) for call in calls if _untrainable(call))),
     )
+    return found, [call.tokens for call in calls if call.tokens is not None]
 
 
 def session_info(session: Session, age_seconds: float | None) -> SessionInfo:

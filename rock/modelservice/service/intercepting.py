@@ -65,6 +65,8 @@ async def intercepted_answers(engine: Engine, completions: Sequence[Completion])
     An answer of which an agent has read a part stays as it is.
     """
     edits: dict[str, Edit] = {}
+    if not engine.interceptors.any("response"):
+        return edits
     for completion in completions:
         call = _open_call(engine, completion.lease_id)
         if call is None or call.shown:

@@ -12,9 +12,9 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from msgspec import Raw
+from msgspec import Raw, Struct, field
 from msgspec.structs import replace
 
 from rock.errors import (
@@ -69,8 +69,7 @@ class NewSession:
     key: SessionKey
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Incoming:
+class Incoming(Struct, frozen=True, kw_only=True):
     """One request of an agent, parsed by its dialect."""
 
     dialect: str
@@ -387,7 +386,8 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
 
     async def read_trajectory(self, session_id: SessionId) -> wire.Trajectory:
         """`trajectory`, wherever the session is."""
-        return export.trajectory(await self._upkeep.book_later(session_id), session_id)
+        book = await self._upkeep.book_later(session_id)
+        return await export.trajectory_later(book, session_id)
 
     def exported_call(self, session_id: SessionId, call_id: str) -> wire.TrajectoryCall:
         """One call of a session, as in its trajectory. Raises `NotFound`."""

@@ -170,7 +170,7 @@ class TrainerSide:
                 return call.stored.untrainable
             raise LeaseLost("this lease was completed before, with a different answer")
         held = self._queue.held(LeaseId(completion.lease_id))
-        wanted = msgspec.json.decode(call.request, type=_Choices).n
+        wanted = _choices.decode(call.request).n
         version = completion.policy_version
         if version is None:
             version = held.policy_version
@@ -304,6 +304,9 @@ class TrainerSide:
 
 class _Choices(msgspec.Struct):
     n: int = 1
+
+
+_choices = msgspec.json.Decoder(_Choices)
 
 
 def _parent(call: Call, parent: Call, *, with_ids: bool) -> wire.Parent:

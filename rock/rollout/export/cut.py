@@ -120,7 +120,9 @@ def _whole(
         index=record.index,
         attempt=record.attempt,
         group=group,
-        split=split_of_group(group.group_id, group.size, options.splits)[record.index],
+        split=split_of_group(group.group_id, len(group.members), options.splits)[
+            [member.index for member in group.members].index(record.index)
+        ],
         chain=row.chain,
         chain_class=row.chain_class,
         branch=row.branch,

@@ -15,8 +15,8 @@ import msgspec
 from rock.errors import LedgerError
 from rock.modelservice.wire import Trajectory
 from rock.rollout.export.sample import GroupInfo, Member
-from rock.rollout.ledger import GroupState, replay
-from rock.rollout.record import Record, decode
+from rock.rollout.ledger import EpisodeState, GroupState, replay
+from rock.rollout.record import Record, decode, file_name_of
 from rock.rollout.rundir import file_name, read_info
 from rock.rollout.trajectory import read_trajectory
 
@@ -39,8 +39,10 @@ class Group:
 
     @property
     def digest(self) -> str:
-        """Changes when another attempt becomes an episode's final one."""
-        text = f"{self.group_id} {[e.final_attempt for e in self.state.episodes]}"
+        """Changes when another attempt, grading or episode becomes the one that counts."""
+        state = self.state
+        finals = [(e.final_attempt, e.grading) for e in state.episodes]
+        text = f"{self.group_id} {finals} {state.members}"
         return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -59,9 +61,9 @@ class Run:
         """The group's members, and the records of those that are finished, by index."""
         plan = group.state.plan
         records = {
-            index: self._record(plan.task_id, index, episode.final_attempt)
-            for index, episode in enumerate(group.state.episodes)
-            if episode.final_attempt is not None
+            index: self._record(plan.task_id, index, group.state.episodes[index])
+            for index in group.state.members
+            if group.state.episodes[index].final_attempt is not None
         }
         info = GroupInfo(
             group_id=plan.group_id,
@@ -70,7 +72,7 @@ class Run:
             ordinal=group.ordinal,
             first_episode=group.first_episode,
             members=tuple(
-                _member(plan.group_id, index, records.get(index)) for index in range(plan.size)
+                _member(plan.group_id, index, records.get(index)) for index in group.state.members
             ),
         )
         return info, list(records.values())
@@ -85,8 +87,9 @@ class Run:
     def _folder(self, task_id: str, index: int, attempt: int) -> Path:
         return self.path / "episodes" / file_name(task_id) / str(index) / f"attempt-{attempt}"
 
-    def _record(self, task_id: str, index: int, attempt: int) -> Record:
-        path = self._folder(task_id, index, attempt) / "record.json"
+    def _record(self, task_id: str, index: int, episode: EpisodeState) -> Record:
+        folder = self._folder(task_id, index, episode.final_attempt or 0)
+        path = folder / file_name_of(episode.grading)
         try:
             return decode(path.read_bytes())
         except FileNotFoundError as exc:
@@ -108,7 +111,7 @@ def _numbered(states: Iterable[GroupState]) -> Iterator[Group]:
     first = 0
     for ordinal, state in enumerate(states):
         yield Group(state, ordinal, first)
-        first += state.plan.size
+        first += len(state.episodes)
 
 
 def _member(group_id: str, index: int, record: Record | None) -> Member:

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from rock.rollout.scheduler.members import Group, Member, MemberState
 from rock.rollout.scheduler.pace import ModelPace, StartRate
@@ -72,8 +72,15 @@ class Scheduler:
 
     # --- events ---
 
-    def add(self, plan: GroupPlan, *, done: dict[int, Ending] | None = None) -> None:
-        """A group to run. `done` are members that ended in an earlier run, in that order."""
+    def add(
+        self,
+        plan: GroupPlan,
+        *,
+        done: Mapping[int, Ending] | None = None,
+        not_needed: Collection[int] = (),
+    ) -> None:
+        """A group to run. `done` are members that ended in an earlier run, in that order; those not
+        needed lost to others then."""
         keys = tuple(("tag", t) for t in plan.tags if t in self.policy.tag_concurrency)
         group = Group(plan, len(self._groups), keys)
         self._groups[plan.group_id] = group
@@ -81,12 +88,14 @@ class Scheduler:
         for index, ending in (done or {}).items():
             group.members[index].version = ending.version
             group.end(group.members[index], valid=ending.kind == "valid")
+        for index in not_needed:
+            group.members[index].state = MemberState.NOT_NEEDED
         self._pool.put(plan, keys, group.order)
         if done:
             self._live[plan.group_id] = group
             self._settle(group)
 
-    def add_published(self, plan: GroupPlan, done: dict[int, Ending], *, consumed: bool) -> None:
+    def add_published(self, plan: GroupPlan, done: Mapping[int, Ending], *, consumed: bool) -> None:
         """A group that went out in an earlier run. Add these before all others."""
         group = Group(plan, len(self._groups), ())
         self._groups[plan.group_id] = group

@@ -6,7 +6,7 @@
  *       SOCKET_PATH "-" is no socket: requests then come from `rock-init mux` only.
  *   rock-init mux
  *       Serve requests that come over stdin, and answer on stdout (mux.c).
- *   rock-init local --spec-fd N --control-fd N
+ *   rock-init local --spec-fd N --control-fd N [--cgroup-fd N]... [--oom-fd N]
  *       Make a rootless sandbox from a specification (box.c), then serve inside it as PID 1.
  *   rock-init keep --control-fd N
  *       Serve on the host, as root, what is done to containers from outside (ATTACH, layers.c).
@@ -38,6 +38,12 @@ static int usage(void) {
         "       rock-init keep --control-fd N\n";
     write_all(2, text, sizeof text - 1);
     return 64;
+}
+
+/* `fd` is the cgroup.procs of a control group; whoever writes 0 there is in it, and all its children. */
+static void join_cgroup(int fd) {
+    if (write_all(fd, "0", 1)) fprintf(stderr, "rock-init: control group: %s\n", strerror(errno));
+    close(fd);
 }
 
 /* Received descriptors must never land on 0, 1 or 2. */
@@ -104,6 +110,8 @@ int main(int argc, char **argv) {
         else if (!strcmp(argv[i], "--lease")) lease_seconds = strtod(value, NULL);
         else if (!strcmp(argv[i], "--control-fd")) control = atoi(value);
         else if (!strcmp(argv[i], "--spec-fd")) spec = atoi(value);
+        else if (!strcmp(argv[i], "--cgroup-fd")) join_cgroup(atoi(value));
+        else if (!strcmp(argv[i], "--oom-fd")) keep_oom_counter(atoi(value));
         else return usage();
         i++;
     }

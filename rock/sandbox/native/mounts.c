@@ -191,6 +191,16 @@ static const char *mount_tmpfs(uint64_t bytes, uint64_t inodes) {
 static void mount_kernel_views(void) {
     make_directories("proc", 0555);
     check(mount("proc", "proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL), "mount", "/proc");
+    /* What is below belongs to namespaces of our own, and still nobody needs to write to it. */
+    struct mount_attributes read_only = {.set = MOUNT_ATTR_RDONLY};
+    int settings = (int)syscall(CALL_OPEN_TREE, AT_FDCWD, "proc/sys",
+                                OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
+    check(settings < 0 ||
+              syscall(CALL_MOUNT_SETATTR, settings, "", AT_EMPTY_PATH, &read_only,
+                      sizeof read_only) ||
+              syscall(CALL_MOVE_MOUNT, settings, "", AT_FDCWD, "proc/sys", MOVE_FROM_EMPTY_PATH),
+          "restrict", "/proc/sys");
+    close(settings);
     make_directories("dev/pts", 0755);
     check(mount("devpts", "dev/pts", "devpts", MS_NOSUID | MS_NOEXEC,
                 "newinstance,ptmxmode=0666,mode=0620"),

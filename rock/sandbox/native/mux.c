@@ -28,6 +28,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -469,6 +470,7 @@ int run_mux(int in, int out) {
     mux.polls = calloc(2 + (size_t)MAX_TUNNELS * (MAX_STREAMS + 1), sizeof *mux.polls);
     if (!mux.polls || start_server(&mux) < 0) return 71;
     signal(SIGPIPE, SIG_IGN);
+    prctl(PR_SET_DUMPABLE, 0);
     fcntl(in, F_SETFL, fcntl(in, F_GETFL) | O_NONBLOCK);
     fcntl(out, F_SETFL, fcntl(out, F_GETFL) | O_NONBLOCK);
     while (!flush_out(&mux)) {

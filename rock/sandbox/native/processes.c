@@ -142,18 +142,31 @@ int end_descendants(int64_t bound_ns, pid_t leader, int *leader_status) {
     }
 }
 
-static long long read_counter(const char *path) {
+static int oom_counter = NO_FD;
+
+void keep_oom_counter(int fd) {
+    fcntl(fd, F_SETFD, FD_CLOEXEC);
+    oom_counter = fd;
+}
+
+static long long read_counter(int fd) {
     char text[512];
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return -1;
-    ssize_t size = read(fd, text, sizeof text - 1);
-    close(fd);
+    ssize_t size = pread(fd, text, sizeof text - 1, 0);
     text[size > 0 ? size : 0] = 0;
     const char *line = strstr(text, "oom_kill ");
     return line ? atoll(line + strlen("oom_kill ")) : -1;
 }
 
+static long long read_counter_at(const char *path) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return -1;
+    long long count = read_counter(fd);
+    close(fd);
+    return count;
+}
+
 long long oom_kills(void) {
-    long long count = read_counter("/sys/fs/cgroup/memory.events");
-    return count >= 0 ? count : read_counter("/sys/fs/cgroup/memory/memory.oom_control");
+    if (oom_counter != NO_FD) return read_counter(oom_counter);
+    long long count = read_counter_at("/sys/fs/cgroup/memory.events");
+    return count >= 0 ? count : read_counter_at("/sys/fs/cgroup/memory/memory.oom_control");
 }

@@ -21,12 +21,12 @@
 #define MAX_NAMED 20
 
 struct seen {
-    pid_t pid;
+    pid_t pid, session;
     char state;
     char name[32];
 };
 
-/* One line of /proc/PID/stat: pid (name) state ...; the name may hold anything. */
+/* One line of /proc/PID/stat: pid (name) state parent group session ...; the name may hold anything. */
 static int look(const char *pid, struct seen *seen) {
     char path[64], text[512];
     snprintf(path, sizeof path, "/proc/%.20s/stat", pid);
@@ -36,20 +36,25 @@ static int look(const char *pid, struct seen *seen) {
     close(fd);
     text[size > 0 ? size : 0] = 0;
     char *start = strchr(text, '('), *end = strrchr(text, ')');
-    if (!start || !end || !end[1]) return 0;
+    int session = -1;
+    if (!start || !end || sscanf(end + 1, " %*c %*d %*d %d", &session) != 1) return 0;
     *end = 0;
+    seen->session = session;
     seen->pid = (pid_t)atoi(text);
     seen->state = end[2];
     snprintf(seen->name, sizeof seen->name, "%.31s", start + 1);
     return 1;
 }
 
-/* The next process of a command that is not dead; 0 at the end. Handlers of requests are none. */
+/* The next process that is not dead; 0 at the end. The helper's own are in the session of PID 1, which a
+ * command leaves before it starts and nobody can join: of these only `spare_handlers` says whether those
+ * count that were there before this one, while new ones (a layer being freed) never do. */
 static int next_process(DIR *proc, struct seen *seen, int spare_handlers) {
+    pid_t own = getsid(1);
     for (struct dirent *entry; (entry = readdir(proc));) {
         if (!isdigit((unsigned char)entry->d_name[0]) || !look(entry->d_name, seen)) continue;
         if (seen->pid == 1 || seen->pid == getpid() || strchr("ZX", seen->state)) continue;
-        if (spare_handlers && is_handler(seen->pid)) continue;
+        if (seen->session == own && (spare_handlers || !is_handler(seen->pid))) continue;
         return 1;
     }
     return 0;

@@ -15,8 +15,10 @@ connect to a port, one of python3, bash or nc.
 from rock.testing.sandbox_conformance import (
     commands,
     endings,
+    escapes,
     files,
     isolation,
+    networks,
     running,
     shells,
     states,
@@ -30,6 +32,8 @@ CHECKS: tuple[Check, ...] = (
     *shells.CHECKS,
     *files.CHECKS,
     *isolation.CHECKS,
+    *networks.CHECKS,
+    *escapes.CHECKS,
     *states.CHECKS,
 )
 

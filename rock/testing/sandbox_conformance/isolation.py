@@ -122,7 +122,7 @@ async def a_sandbox_cannot_reach_another(subject: Subject) -> None:
 @CHECKS
 async def a_command_has_no_capabilities_and_can_gain_none(subject: Subject) -> None:
     async with await subject.create() as box:
-        for user in (None, *await _root_if_possible(box)):
+        for user in (None, *await root_if_possible(box)):
             lines = (await output(box, "cat /proc/self/status", user=user)).splitlines()
             status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
             for kind in ("CapInh", "CapPrm", "CapEff", "CapAmb"):
@@ -157,7 +157,7 @@ async def root_inside_can_do_nothing_to_the_host(subject: Subject) -> None:
         "chown 12345 /tmp",
     )
     async with await subject.create() as box:
-        for user in (None, *await _root_if_possible(box)):
+        for user in (None, *await root_if_possible(box)):
             for attempt in attempts:
                 result = await sh(box, attempt, user=user)
                 assert not result.ok, (user, attempt, result)
@@ -170,7 +170,7 @@ async def files_of_the_host_are_not_there(subject: Subject) -> None:
         secret.write_text("of the host")
         places = (str(secret), "/run/docker.sock", "/var/run/docker.sock", "/etc/ssh")
         async with await subject.create() as box:
-            for user in (None, *await _root_if_possible(box)):
+            for user in (None, *await root_if_possible(box)):
                 for place in places:
                     assert not await _names_in(box, place, user=user), (user, place)
                 for place in (Path.home(), Path.cwd()):
@@ -199,7 +199,7 @@ async def a_mount_is_shown_where_it_was_asked_for(subject: Subject) -> None:
         )
         async with await subject.create(mounts=mounts) as box:
             assert await output(box, "cat /given/tree/file /given/one") == "givengiven"
-            for user in (None, *await _root_if_possible(box)):
+            for user in (None, *await root_if_possible(box)):
                 for attempt in ("echo x >/given/tree/new", "echo x >/given/one", "rm /given/one"):
                     assert not (await sh(box, attempt, user=user)).ok, (user, attempt)
         assert [path.name for path in folder.iterdir()] == ["file"]
@@ -272,7 +272,7 @@ def _host_addresses() -> list[str]:
     return sorted({str(entry[4][0]) for entry in found} - {"127.0.0.1", "127.0.1.1"})
 
 
-async def _root_if_possible(box: Sandbox) -> list[str]:
+async def root_if_possible(box: Sandbox) -> list[str]:
     """Root too, where the provider can switch users (an ordinary user's namespace has one id)."""
     try:
         await box.exec(["true"], user="0", timeout_seconds=10)

@@ -200,6 +200,26 @@ async def a_snapshot_outlives_its_sandbox(subject: Subject) -> None:
 
 
 @CHECKS
+async def an_episode_goes_on_from_its_last_good_state(subject: Subject) -> None:
+    box = await subject.create(lifetime_seconds=4.0)
+    if not _can(box, Capability.SNAPSHOT):
+        await box.stop()
+        return
+    await output(box, "echo good >state")
+    snapshot = await box.snapshot()
+    await output(box, "echo bad >state")
+    same = await subject.provider.recover(box, snapshot)
+    assert same is box
+    assert await output(box, "cat state") == "good\n"
+    dying = await sh(box, "sleep 300")  # until its lifetime is over
+    assert dying.status is ExecStatus.SANDBOX_DIED
+    async with await subject.provider.recover(box, snapshot) as other:
+        assert other is not box
+        assert await output(other, "cat state") == "good\n"
+    snapshot.release()
+
+
+@CHECKS
 async def a_snapshot_is_not_taken_while_a_command_may_be_writing(subject: Subject) -> None:
     async with await subject.create() as box:
         if not _can(box, Capability.SNAPSHOT):

@@ -174,7 +174,7 @@ class Storm:
         log.touch()
         self._logs.append(log)
         argv = [sys.executable, "-m", "tests.modelservice.faults.worker"]
-        argv += [self._service.control_url, str(log), str(self._rng.random())]
+        argv += [self._service.control_url, str(log), str(self._rng.random()), str(len(self._logs))]
         with (self._folder / "workers.err").open("ab") as errors:
             worker = await process.start(
                 argv,

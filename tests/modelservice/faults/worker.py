@@ -1,6 +1,8 @@
 """A trainer that is made to misbehave, as a process of its own that can be killed at any moment.
 
-    python -m tests.modelservice.faults.worker URL LOG SEED      (the trainer key on stdin)
+    python -m tests.modelservice.faults.worker URL LOG SEED NUMBER      (the trainer key on stdin)
+
+NUMBER is the worker's own, from 1: it gives tokens that no other does.
 
 Every answer echoes the nonce of its prompt. What it is about to send, and what the service said to
 that, is one JSON line each in LOG, written with one `write`, so that a kill loses no line. It
@@ -10,10 +12,12 @@ sometimes gives calls back, fails them, or sits on them until their lease is ove
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import random
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,7 @@ from rock.modelservice.wire import AssistantMessage, Choice, Completion, Failure
 from rock.modelservice.wire.partial import Partial
 
 LEASE_SECONDS = 1.5
+TOKENS_OF_ONE_BITS = 22
 MAX_BUSY = 2
 """Batches at once: slow enough that calls pile up, which is what the tests are about."""
 SAY_SHARE = 0.2
@@ -44,7 +49,7 @@ def nonce_of(lease: Lease) -> str:
     return json.loads(bytes(lease.request.messages[-1]))["content"]
 
 
-def completion_of(lease: Lease, rng: random.Random) -> Completion:
+def completion_of(lease: Lease, rng: random.Random, sampled: Iterator[int]) -> Completion:
     """The prompt's tokens go on from the parent's, and the answer's from what was said already, as
     those of a real engine do."""
     parent, said = lease.parent, lease.prefix
@@ -56,8 +61,7 @@ def completion_of(lease: Lease, rng: random.Random) -> Completion:
     if said is not None:
         prompt, text = list(said.prompt_token_ids or prompt), said.content
         ids, logprobs = list(said.token_ids or ()), list(said.logprobs or ())
-    # Each sampled token is the only one of its value, so that it can be found again.
-    ids += [rng.randrange(1 << 20, 1 << 31) for _ in range(4)]
+    ids += [next(sampled) for _ in range(4)]
     logprobs += [-rng.randrange(1, 64) / 8 for _ in range(4)]
     choice = Choice(
         message=AssistantMessage(content=f"{text} {lease.lease_id}/{rng.getrandbits(64):x}"),
@@ -96,9 +100,15 @@ async def say(trainer: TrainerClient, log: Log, lease: Lease, item: Completion) 
         done, index = until, index + 1
 
 
-async def answer(trainer: TrainerClient, log: Log, leases: list[Lease], rng: random.Random) -> None:
+async def answer(
+    trainer: TrainerClient,
+    log: Log,
+    leases: list[Lease],
+    rng: random.Random,
+    sampled: Iterator[int],
+) -> None:
     """Complete leases in one batch."""
-    items = [completion_of(lease, rng) for lease in leases]
+    items = [completion_of(lease, rng, sampled) for lease in leases]
     for lease, item in zip(leases, items, strict=True):
         if lease.prefix is not None or rng.random() < SAY_SHARE:
             await say(trainer, log, lease, item)
@@ -116,7 +126,13 @@ async def answer(trainer: TrainerClient, log: Log, leases: list[Lease], rng: ran
         log.say("told", lease=result.lease_id, error=code, untrainable=result.untrainable)
 
 
-async def work(trainer: TrainerClient, log: Log, leases: list[Lease], rng: random.Random) -> None:
+async def work(
+    trainer: TrainerClient,
+    log: Log,
+    leases: list[Lease],
+    rng: random.Random,
+    sampled: Iterator[int],
+) -> None:
     """Answer most leases soon, and the others as no good worker would."""
     soon: list[Lease] = []
     late: list[Lease] = []
@@ -132,14 +148,14 @@ async def work(trainer: TrainerClient, log: Log, leases: list[Lease], rng: rando
         elif fate < 0.05:
             pass  # forgotten
         elif fate < 0.12:  # forgotten in the middle of its answer
-            await say(trainer, log, lease, completion_of(lease, rng))
+            await say(trainer, log, lease, completion_of(lease, rng, sampled))
         else:
             soon.append(lease)
     await asyncio.sleep(rng.random() * 0.2)
-    await answer(trainer, log, soon, rng)
+    await answer(trainer, log, soon, rng, sampled)
     if late:
         await asyncio.sleep(LEASE_SECONDS + rng.random() * LATE_SECONDS)
-        await answer(trainer, log, late, rng)
+        await answer(trainer, log, late, rng, sampled)
 
 
 def ended(task: asyncio.Task[None], busy: set[asyncio.Task[None]], log: Log) -> None:
@@ -148,8 +164,10 @@ def ended(task: asyncio.Task[None], busy: set[asyncio.Task[None]], log: Log) -> 
         log.say("crashed", error=repr(task.exception()))
 
 
-async def main(url: str, log_path: str, seed: str, key: str) -> None:
+async def main(url: str, log_path: str, seed: str, number: int, key: str) -> None:
     rng = random.Random(seed)
+    # Each sampled token is the only one of its value, so that it can be found again.
+    sampled = itertools.count(number << TOKENS_OF_ONE_BITS)
     log = Log(Path(log_path))
     busy: set[asyncio.Task[None]] = set()
     async with TrainerClient(url, key, retry_seconds=120.0) as trainer:
@@ -166,7 +184,7 @@ async def main(url: str, log_path: str, seed: str, key: str) -> None:
                 said = lease.prefix.token_ids if lease.prefix is not None else []
                 log.say("claimed", lease=lease.lease_id, nonce=nonce_of(lease), said=said)
             if reply.leases:
-                task = asyncio.ensure_future(work(trainer, log, reply.leases, rng))
+                task = asyncio.ensure_future(work(trainer, log, reply.leases, rng, sampled))
                 busy.add(task)
                 task.add_done_callback(lambda done: ended(done, busy, log))
             while len(busy) >= MAX_BUSY:
@@ -174,4 +192,5 @@ async def main(url: str, log_path: str, seed: str, key: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3], sys.stdin.readline().strip()))
+    url, log_path, seed, number = sys.argv[1:]
+    asyncio.run(main(url, log_path, seed, int(number), sys.stdin.readline().strip()))

@@ -1,0 +1,160 @@
+"""Grade finished episodes again, from the working directories that they kept; no agent runs.
+
+For a grader that was wrong. What the agent left outside its working directory is not there, and no
+process of its: a grader that needs either cannot be used so. An episode whose grade changes goes
+out again with its group, unless the trainer has taken that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from rock.errors import ModelServiceError, SandboxError, SandboxFileError, TaskError
+from rock.rollout.episode import SLACK_SECONDS, Tools
+from rock.rollout.events import EpisodeGraded
+from rock.rollout.evidence import class_of_error, describe
+from rock.rollout.grading import Exam, SessionBench, Setting, lay_out
+from rock.rollout.groups import final_record
+from rock.rollout.ledger import EpisodeRegraded, GroupState
+from rock.rollout.outcome import Outcome, OutcomeClass, Phase, graded, outcome_of
+from rock.rollout.record import Record, now, seen
+from rock.rollout.rundir import RunDir, plan_of
+from rock.rollout.task import LoadedTask, Task
+from rock.rollout.workspace import kept_workspace
+from rock.sandbox.base import Sandbox, SandboxSpec
+
+EMPTY_SECONDS = 30.0
+_EMPTY = ["sh", "-c", "rm -rf -- ./* ./.[!.]* ./..?*"]
+
+
+@dataclass(slots=True)
+class Regraded:
+    """How many episodes were graded again, how many grades changed, and how many could not be."""
+
+    graded: int = 0
+    changed: int = 0
+    not_kept: int = 0
+    failed: int = 0
+    """The sandbox or the grader failed; the old grade stands."""
+
+
+class Regrader:
+    """Grades the finished episodes of some groups again."""
+
+    def __init__(self, tasks: Sequence[LoadedTask], directory: RunDir, tools: Tools) -> None:
+        self._tasks = {item.task_id: item for item in tasks}
+        self._directory = directory
+        self._tools = tools
+        self._room = asyncio.Semaphore(tools.run.concurrency)
+        self.result = Regraded()
+
+    async def run(self, groups: Sequence[GroupState]) -> Regraded:
+        async with asyncio.TaskGroup() as tasks:
+            for group in groups:
+                for index, episode in enumerate(group.episodes):
+                    if episode.final_attempt is not None:
+                        tasks.create_task(self._episode(group, index))
+        return self.result
+
+    async def _episode(self, group: GroupState, index: int) -> None:
+        async with self._room:
+            record = await asyncio.to_thread(final_record, self._directory, group, index)
+            if not record.graded:
+                return
+            tree = kept_workspace(self._directory.attempt_folder(plan_of(record)))
+            if tree is None:
+                self.result.not_kept += 1
+                return
+            try:
+                outcome, record = await self._grade(record, tree)
+            except (SandboxError, ModelServiceError, TaskError, TimeoutError, OSError) as exc:
+                outcome = outcome_of(
+                    class_of_error(Phase.PROVISION, exc), Phase.GRADE, detail=str(exc)
+                )
+            await self._enter(group, record, outcome)
+
+    async def _grade(self, record: Record, tree: Path) -> tuple[Outcome, Record]:
+        loaded = self._tasks[record.task_id]
+        task, run = loaded.task, self._tools.run
+        grader = task.grader or run.grader
+        if grader is None:
+            return outcome_of(OutcomeClass.TASK_INVALID, Phase.GRADE), record
+        seconds = task.timeouts.grade_seconds or grader.whole_seconds()
+        setting = self._setting(record, task, seconds)
+        async with asyncio.timeout(run.limits.provision_seconds):
+            sandbox = await self._tools.provider.create(setting.spec)
+        async with sandbox, Exam(loaded, grader, setting) as exam:
+            async with asyncio.timeout(run.limits.setup_seconds):
+                await lay_out(sandbox, loaded)
+                await exam.prepare(sandbox)
+                await _replace(sandbox, task.workdir, tree)
+            async with asyncio.timeout(seconds + SLACK_SECONDS + run.limits.setup_seconds):
+                result = await exam.grade(sandbox)
+            record = msgspec.structs.replace(
+                record, integrity=exam.integrity, parts=dict(result.parts)
+            )
+        if result.result is not None:
+            record = msgspec.structs.replace(record, grader=seen(result.result))
+        if result.reward is None:
+            cls = result.cls or OutcomeClass.GRADER_BROKEN
+            return outcome_of(cls, Phase.GRADE, detail=result.detail), record
+        return graded(result.reward, agent_class=record.agent_class, detail=result.detail), record
+
+    def _setting(self, record: Record, task: Task, grade_seconds: float) -> Setting:
+        run, labels = self._tools.run, plan_of(record).labels()
+        return Setting(
+            provider=self._tools.provider,
+            spec=SandboxSpec(
+                image=task.image or run.image,
+                mounts=run.mounts(),
+                workdir=task.workdir,
+                limits=run.sandbox_limits(),
+                labels=labels,
+                lifetime_seconds=grade_seconds + 2 * run.limits.setup_seconds + 300.0,
+            ),
+            bench=SessionBench(
+                admin=self._tools.admin,
+                backend=self._tools.backend,
+                model_name=run.model_name,
+                labels=labels,
+            ),
+            folder=self._directory.attempt_folder(plan_of(record)),
+        )
+
+    async def _enter(self, group: GroupState, record: Record, outcome: Outcome) -> None:
+        before = record.outcome
+        if not (outcome.in_denominator or outcome.cause == "task"):
+            self.result.failed += 1
+            return
+        self.result.graded += 1
+        self._tools.on_event(EpisodeGraded(record=record, outcome=outcome))
+        if (before.cls, before.reward) == (outcome.cls, outcome.reward):
+            return
+        self.result.changed += 1
+        again = msgspec.structs.replace(
+            record, outcome=outcome, grading=record.grading + 1, ended_at=now()
+        )
+        await asyncio.to_thread(self._directory.write_record, again)
+        await self._directory.ledger.append(
+            EpisodeRegraded(
+                group_id=group.plan.group_id,
+                index=record.index,
+                grading=again.grading,
+                cls=outcome.cls,
+                reward=outcome.reward,
+                at=now(),
+            )
+        )
+
+
+async def _replace(sandbox: Sandbox, workdir: str, tree: Path) -> None:
+    """`tree` in place of what is in the working directory. Raises `SandboxError`."""
+    result = await sandbox.exec(_EMPTY, timeout_seconds=EMPTY_SECONDS, cwd=workdir)
+    if not result.ok:
+        raise SandboxFileError(f"{workdir}: it could not be emptied: {describe(result)}")
+    await sandbox.upload(tree, workdir)

@@ -1,0 +1,72 @@
+"""`rock sandbox`: a server as a process of its own, and every look into what it made."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import Done, rock, started
+from tests.sandbox.plain_helper import until
+
+pytestmark = pytest.mark.userns
+
+
+@asynccontextmanager
+async def _server(home: Path) -> AsyncGenerator[asyncio.subprocess.Process]:
+    argv = ("sandbox", "serve", "--provider", "local", "--port", "0")
+    async with started(*argv, home=home) as server:
+        await until("the server listens", (home / "state" / "sandbox" / "server.json").exists)
+        yield server
+
+
+async def test_a_sandbox_is_made_looked_into_and_stopped_from_the_command_line(
+    tmp_path: Path,
+) -> None:
+    async with _server(tmp_path) as server:
+        made = await rock("sandbox", "create", home=tmp_path)
+        assert made.code == 0, made
+        box = made.out.strip()
+        listed = json.loads((await rock("sandbox", "ps", "--json", home=tmp_path)).out)
+        assert [info["id"] for info in listed] == [box]
+
+        script = "echo out; echo err >&2; exit 7"
+        ran = await rock("sandbox", "exec", box[:6], "sh", "-c", script, home=tmp_path)
+        assert ran == Done(7, "out\n", "err\n")
+        late = await rock(
+            "sandbox", "exec", "--timeout-seconds", "0.2", box, "sleep", "9", home=tmp_path
+        )
+        assert late.code == 124
+
+        (tmp_path / "tree" / "empty").mkdir(parents=True)
+        (tmp_path / "tree" / "file").write_text("content")
+        assert (
+            await rock("sandbox", "cp", f"{tmp_path}/tree", f"{box}:in", home=tmp_path)
+        ).code == 0
+        assert (
+            await rock("sandbox", "cp", f"{box}:in", f"{tmp_path}/back", home=tmp_path)
+        ).code == 0
+        assert (tmp_path / "back" / "file").read_text() == "content"
+        assert (tmp_path / "back" / "empty").is_dir()
+
+        shell = await rock("sandbox", "shell", box, home=tmp_path)
+        assert shell.code == 0  # its stdin is at its end
+        assert "in" in (await rock("sandbox", "exec", box, "ls", home=tmp_path)).out
+        seen = await rock("sandbox", "ps", box, home=tmp_path)
+        assert "rock-init" in seen.out
+        receipt = json.loads((await rock("sandbox", "reset", box, home=tmp_path)).out)
+        assert receipt["leftovers"] == []
+        assert (await rock("sandbox", "exec", box, "cat", "in/file", home=tmp_path)).code == 1
+        assert (await rock("sandbox", "stop", box, home=tmp_path)).code == 0
+        gone = await rock("sandbox", "exec", box, "true", home=tmp_path)
+        assert gone.code == 1
+        assert box in gone.err
+        assert (tmp_path / "state" / "sandbox" / "key").stat().st_mode & 0o777 == 0o600
+        server.send_signal(signal.SIGINT)
+        assert await asyncio.wait_for(server.wait(), 20) == 0
+    assert not (tmp_path / "state" / "sandbox" / "server.json").exists()
