@@ -11,8 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ import msgspec
 from rock.errors import EnvironmentFailed, EnvironmentLost, SandboxDied, SandboxError
 from rock.gym.definition import Definition
 from rock.gym.history import History, digest
+from rock.gym.place import place_of
 from rock.gym.remote.wire import pack, unpack
 from rock.sandbox.base import Process, Provider, Sandbox
 
@@ -57,15 +57,26 @@ class Gone(Exception):
 
 
 class Answer:
-    """What came back: `ok` and `info` unpacked, `said` the bytes that the state's digest is of."""
+    """What came back: `ok` and `info` unpacked, or the environment's exception; `said` is what the
+    state's digest is of. Raises `EnvironmentFailed` for what is neither."""
 
     def __init__(self, reply: _Reply) -> None:
-        self.said = bytes(reply.ok)
+        self.error = reply.error
+        # What an exception says may differ from process to process; its class may not.
+        self.said = bytes(reply.ok) if reply.error is None else reply.error.type.encode()
+        if reply.error is not None:
+            return
         try:
             self.ok: Any = unpack(json.loads(self.said))
             self.info: Any = unpack(json.loads(bytes(reply.info)))
         except (ValueError, TypeError, ArithmeticError) as exc:
             raise EnvironmentFailed(f"the environment's answer cannot be read: {exc}") from exc
+
+    def checked(self) -> Answer:
+        """Itself. Raises `EnvironmentFailed` with what the environment raised."""
+        if self.error is not None:
+            raise EnvironmentFailed(f"{self.error.type}: {self.error.message}")
+        return self
 
 
 class _Line:
@@ -100,8 +111,8 @@ class _Line:
         self._parts.append(rest)
         self._size += len(rest)
 
-    async def ask(self, request: bytes) -> _Reply:
-        """Raises `Gone`, and `EnvironmentFailed` for what the environment raised."""
+    async def ask(self, request: bytes) -> Answer:
+        """Raises `Gone`, and `EnvironmentFailed` for what is no answer."""
         await self.process.write(request + b"\n")
         line = await self._lines.get()
         if line is None:
@@ -110,9 +121,7 @@ class _Line:
             reply = msgspec.json.decode(line, type=_Reply)
         except msgspec.DecodeError as exc:
             raise EnvironmentFailed(f"the environment's answer is no answer: {exc}") from exc
-        if reply.error is not None:
-            raise EnvironmentFailed(f"{reply.error.type}: {reply.error.message}")
-        return reply
+        return Answer(reply)
 
     async def _why(self) -> str:
         result = await self.process.kill()
@@ -142,6 +151,7 @@ class Service:
         self.definition = definition
         self.restored = 0
         self.history = History()
+        self._place = place_of(definition, SERVER_FOLDER, f"{SERVER_PACKAGE}.server")
         self._provider = provider
         self._render_mode = render_mode
         self._sandbox: Sandbox | None = None
@@ -181,7 +191,8 @@ class Service:
                     "arguments": pack(definition.arguments),
                     "render_mode": self._render_mode,
                 }
-                return Answer(await self._line.ask(json.dumps(request).encode())).ok
+                about = await self._line.ask(json.dumps(request).encode())
+                return about.checked().ok
         except TimeoutError as exc:
             raise EnvironmentFailed(
                 f"{definition.source} did not start within {definition.start_seconds:g} s"
@@ -200,15 +211,14 @@ class Service:
             sandbox, self._sandbox = self._sandbox, None
             await sandbox.stop()
         provider = await self._provider()
-        self._sandbox = await provider.create(self.definition.spec())
+        self._sandbox = await provider.create(self._place.spec)
         await self._sandbox.upload(REMOTE, f"{SERVER_FOLDER}/{SERVER_PACKAGE}")
         return self._sandbox
 
     async def _spawn(self, sandbox: Sandbox) -> Process:
-        path = ":".join([SERVER_FOLDER, *(str(p.absolute()) for p in self.definition.path)])
         return await sandbox.spawn(
-            [self.definition.interpreter(), "-m", f"{SERVER_PACKAGE}.server"],
-            env={**ENVIRONMENT, "PYTHONPATH": path},
+            self._place.argv,
+            env=ENVIRONMENT,
             stdin=None,
             streamed=True,
             output_limit_bytes=KEPT_STDERR_BYTES,
@@ -219,7 +229,7 @@ class Service:
         self.history.forget()
         request = _line_of({"do": "reset", "seed": seed, "options": pack(options)})
         answer = await self._through(request)
-        self.history.begin(request, answer.said)
+        self.history.begin(request, answer.checked().said)
         return answer
 
     async def step(self, action: Any) -> Answer:
@@ -231,11 +241,13 @@ class Service:
         except TypeError as exc:
             raise EnvironmentFailed(f"action: {exc}") from exc
         answer = await self._through(request)
-        self.history.add(request, answer.said)
-        return answer
+        self.history.add(
+            request, answer.said
+        )  # also where it raised: it may have changed something
+        return answer.checked()
 
     async def render(self) -> Any:
-        return (await self._through(_line_of({"do": "render"}))).ok
+        return (await self._through(_line_of({"do": "render"}))).checked().ok
 
     async def replay(self, history: History) -> Answer:
         """Be where `history` ends. Raises `EnvironmentLost` when it does not come out the same."""
@@ -246,6 +258,7 @@ class Service:
     async def _through(self, request: bytes) -> Answer:
         """Ask; as long as the process dies of it, bring it back and ask again, a few times."""
         tries = self.definition.restores + 1
+        last = ""
         for number in range(tries):
             try:
                 if self._line is None or number:
@@ -293,7 +306,7 @@ class Service:
         seconds = self.definition.step_seconds
         try:
             async with asyncio.timeout(seconds):
-                return Answer(await self._line.ask(request))
+                return await self._line.ask(request)
         except TimeoutError as exc:
             # What hangs would hang again; only a reset, with another process, helps.
             await self._drop()
@@ -321,11 +334,3 @@ class Service:
 
 def _line_of(request: dict[str, Any]) -> bytes:
     return json.dumps(request, allow_nan=False).encode()
-
-
-@asynccontextmanager
-async def opened(service: Service) -> AsyncGenerator[dict[str, Any]]:
-    try:
-        yield await service.open()
-    finally:
-        await service.close()

@@ -1,6 +1,6 @@
 """One environment behind stdin and stdout: a line of JSON in, a line of JSON out.
 
-    {"make": "gym", "name": "Taxi-v3", "modules": [], "arguments": {}, "render_mode": null}
+    {"make": "gym", "name": "Taxi-v4", "modules": [], "arguments": {}, "render_mode": null}
     {"do": "reset", "seed": 7, "options": null}      {"do": "step", "action": 2}
     {"do": "render"}                                  {"do": "close"}
 
@@ -20,12 +20,12 @@ import json
 import os
 import random
 import sys
-from typing import IO, Any, Dict, Tuple
+from typing import IO, Any
 
 from .wire import describe, pack, unpack
 
 
-def make(request: Dict[str, Any]) -> Any:
+def make(request: dict[str, Any]) -> Any:
     for module in request["modules"]:
         importlib.import_module(module)
     kind, name = request["make"], request["name"]
@@ -41,10 +41,10 @@ def make(request: Dict[str, Any]) -> Any:
     return getattr(importlib.import_module(module), function)(**arguments)
 
 
-def about(env: Any) -> Dict[str, Any]:
+def about(env: Any) -> dict[str, Any]:
     """What the other side has to know of the environment."""
     spec = getattr(env, "spec", None)
-    metadata = getattr(env, "metadata", None) or {}
+    metadata: dict[str, Any] = getattr(env, "metadata", None) or {}
     return {
         "observation_space": describe(getattr(env, "observation_space", None)),
         "action_space": describe(getattr(env, "action_space", None)),
@@ -54,7 +54,7 @@ def about(env: Any) -> Dict[str, Any]:
     }
 
 
-def answer(env: Any, request: Dict[str, Any]) -> Dict[str, Any]:
+def answer(env: Any, request: dict[str, Any]) -> dict[str, Any]:
     what = request["do"]
     if what == "reset":
         return _reset(env, request["seed"], unpack(request["options"]))
@@ -67,7 +67,7 @@ def answer(env: Any, request: Dict[str, Any]) -> Dict[str, Any]:
     raise ValueError(f"do: {what!r}")
 
 
-def _reset(env: Any, seed: int, options: Any) -> Dict[str, Any]:
+def _reset(env: Any, seed: int, options: Any) -> dict[str, Any]:
     # Also the generators of modules, which some environments draw from: the seed says all.
     random.seed(seed)
     numpy = sys.modules.get("numpy")
@@ -81,7 +81,7 @@ def _reset(env: Any, seed: int, options: Any) -> Dict[str, Any]:
 def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
     env: Any = None
     for line in requests:
-        request: Dict[str, Any] = json.loads(line)
+        request: dict[str, Any] = json.loads(line)
         if request.get("do") == "close":
             break
         env, reply = _handle(env, request)
@@ -91,7 +91,7 @@ def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
         env.close()
 
 
-def _handle(env: Any, request: Dict[str, Any]) -> Tuple[Any, Dict[str, Any]]:
+def _handle(env: Any, request: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     try:
         if "make" in request:
             env = make(request)

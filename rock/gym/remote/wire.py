@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import base64
 import math
-from typing import Any, Callable, Dict
+from collections.abc import Callable
+from typing import Any, cast
 
 SAFE_INTEGER = 2**53
 MAX_SHOWN = 200
@@ -39,14 +40,18 @@ def pack(value: Any, *, lenient: bool = False) -> Any:
 
 def _pack_container(value: Any, lenient: bool) -> Any:
     if isinstance(value, dict):
-        if all(type(key) is str and not key.startswith("$") for key in value):
-            return {key: pack(one, lenient=lenient) for key, one in value.items()}
-        return {"$d": [[pack(k, lenient=lenient), pack(v, lenient=lenient)] for k, v in value.items()]}
+        table = cast("dict[Any, Any]", value)
+        if all(type(key) is str and not key.startswith("$") for key in table):
+            return {key: pack(one, lenient=lenient) for key, one in table.items()}
+        return {
+            "$d": [[pack(k, lenient=lenient), pack(v, lenient=lenient)] for k, v in table.items()]
+        }
     if isinstance(value, (list, tuple)):
-        items = [pack(one, lenient=lenient) for one in value]
-        if isinstance(value, list):
-            return items
-        return {"$g" if type(value).__name__ == "GraphInstance" else "$t": items}
+        items = [pack(one, lenient=lenient) for one in cast("list[Any]", value)]
+        kind = type(cast("object", value)).__name__
+        return (
+            items if isinstance(value, list) else {"$g" if kind == "GraphInstance" else "$t": items}
+        )
     if isinstance(value, (bytes, bytearray)):
         return {"$b": _text(bytes(value))}
     for plain in (bool, int, float, str):
@@ -77,16 +82,17 @@ def _text(data: bytes) -> str:
 def unpack(value: Any) -> Any:
     """What `pack` was given. Raises `ValueError` for what it never makes."""
     if isinstance(value, list):
-        return [unpack(one) for one in value]
+        return [unpack(one) for one in cast("list[Any]", value)]
     if not isinstance(value, dict):
         return value
-    if len(value) == 1:
-        (key,) = value
+    table = cast("dict[str, Any]", value)
+    if len(table) == 1:
+        (key,) = table
         if key.startswith("$"):
             if key not in _READERS:
                 raise ValueError(f"a value of kind {key!r}, which is not known here")
-            return _READERS[key](value[key])
-    return {key: unpack(one) for key, one in value.items()}
+            return _READERS[key](table[key])
+    return {key: unpack(one) for key, one in table.items()}
 
 
 def _array(form: Any) -> Any:
@@ -120,7 +126,7 @@ def _graph(form: Any) -> Any:
     return GraphInstance(nodes, edges, links)
 
 
-_READERS: Dict[str, Callable[[Any], Any]] = {
+_READERS: dict[str, Callable[[Any], Any]] = {
     "$n": _scalar,
     "$a": _array,
     "$f": float,
@@ -133,7 +139,7 @@ _READERS: Dict[str, Callable[[Any], Any]] = {
 }
 
 
-def describe(space: Any) -> Dict[str, Any]:
+def describe(space: Any) -> dict[str, Any]:
     """A Gymnasium space as JSON; None, which text environments have, is any text.
 
     Raises `TypeError` for a kind of space that has no form here.
@@ -150,7 +156,7 @@ def _all(spaces: Any) -> Any:
     return [describe(one) for one in spaces]
 
 
-_DESCRIBERS: Dict[str, Callable[[Any], Dict[str, Any]]] = {
+_DESCRIBERS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "Discrete": lambda s: {"n": int(s.n), "start": int(s.start), "dtype": s.dtype.str},
     "Box": lambda s: {"low": pack(s.low), "high": pack(s.high), "dtype": s.dtype.str},
     "MultiBinary": lambda s: {"n": [int(side) for side in s.shape]},
