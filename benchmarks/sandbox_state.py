@@ -27,7 +27,7 @@ from bar import Bar
 
 from rock import process
 from rock.config import inherited_environment, read_environment
-from rock.sandbox.base import Provider, Sandbox, SandboxSpec
+from rock.sandbox.base import ExecResult, Provider, Sandbox, SandboxSpec
 from rock.sandbox.doctor import providers
 from rock.sandbox.pool import PooledProvider, PoolPolicy
 
@@ -63,7 +63,7 @@ async def timed_ms(work: Awaitable[object]) -> float:
     return 1000 * (time.perf_counter() - started)
 
 
-async def dirty(box: Sandbox) -> asyncio.Future[object]:
+async def dirty(box: Sandbox) -> asyncio.Future[ExecResult]:
     running = asyncio.ensure_future(box.exec(["sh", "-c", MAKE_FILES], timeout_seconds=300))
     deadline = time.monotonic() + WAIT_SECONDS
     while b"ready" not in (await box.exec(["ls"], timeout_seconds=30)).stdout.split():

@@ -261,7 +261,7 @@ class WeightedGrader(GraderBase):
         }
 
     def models(self) -> frozenset[str]:
-        return frozenset().union(*(part.grader.models() for part in self.weighted.values()))
+        return frozenset(name for part in self.weighted.values() for name in part.grader.models())
 
     def whole_seconds(self) -> float:
         return sum(part.grader.whole_seconds() for part in self.weighted.values())

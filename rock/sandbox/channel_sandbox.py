@@ -348,7 +348,7 @@ class ChannelSandbox(StatefulSandbox):
 
     def _merged(self, extra: Mapping[str, str], user: str | None) -> dict[str, str]:
         is_root = user is not None and user.partition(":")[0] in _ROOT
-        proxy = {} if self.egress is None else self.egress.variables
+        proxy: Mapping[str, str] = {} if self.egress is None else self.egress.variables
         base = {
             "PATH": DEFAULT_PATH,
             "HOME": "/root" if is_root else self.identity.home,

@@ -49,10 +49,10 @@ class Remote:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.streams: list[Pipes] = []
-        self.connector = MuxConnector(self._open)
+        self.connector = MuxConnector(self.open_stream)
         self.channel = Channel(self.connector)
 
-    async def _open(self) -> ByteStream:
+    async def open_stream(self) -> ByteStream:
         started = await process.start(
             [helper_path(), "mux"],
             env={},
@@ -228,7 +228,7 @@ async def test_a_client_that_does_not_keep_the_protocol_is_left(
     tmp_path: Path, data: bytes
 ) -> None:
     helper = Remote(tmp_path)
-    stream = await helper._open()
+    stream = await helper.open_stream()
     try:
         stream.write(data)
         async with asyncio.timeout(10):

@@ -9,7 +9,6 @@ says is believed only as far as `Grader.reward` describes.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
 from pathlib import Path
 
 from rock.errors import BadUser, BadWorkdir, CommandNotFound, SandboxFileError
@@ -75,7 +74,7 @@ async def grade_by_command(
     return unusable(grader, result) or await _read(sandbox, grader, nonce, reward_file, result)
 
 
-def clean_environment(own: str) -> Mapping[str, str]:
+def clean_environment(own: str) -> dict[str, str]:
     """Variables that keep programs from looking at what the agent may have prepared for them."""
     return {
         "HOME": f"{own}/home",

@@ -44,11 +44,11 @@ def is_row(data: Mapping[str, Any]) -> bool:
 def task_of(row: Mapping[str, Any], *, source: str) -> dict[str, Any]:
     """The fields of a `Task`. Raises `ConfigError` naming the field."""
     wanted = [*_names(row, "FAIL_TO_PASS", source), *_names(row, "PASS_TO_PASS", source)]
-    own = row.get("rock") or {}
+    own: object = row.get("rock") or {}
     if not isinstance(own, dict):
         raise ConfigError(f"{source}: rock: expected fields of a task (given: {kind_of(own)})")
-    own = cast("dict[str, Any]", own)
-    workdir = own.get("workdir", WORKDIR)
+    given = cast("dict[str, Any]", own)
+    workdir = given.get("workdir", WORKDIR)
     test_patch = _text(row, "test_patch", source)
     bug = _text(row, "patch", source) if row.get("image_name") and not test_patch else ""
     task: dict[str, Any] = {
@@ -69,7 +69,7 @@ def task_of(row: Mapping[str, Any], *, source: str) -> dict[str, Any]:
         task["files"] = {".rock-bug.patch": bug}
         task["setup"] = ["sh", "-ec", f"{_applied('.rock-bug.patch')}; rm .rock-bug.patch"]
     task["solutions"] = {"oracle": _oracle(row, reverse=bool(bug), source=source)}
-    return {**task, **own}
+    return {**task, **given}
 
 
 def _applied(patch: str) -> str:
@@ -136,7 +136,7 @@ def _text(row: Mapping[str, Any], field: str, source: str) -> str:
 
 
 def _names(row: Mapping[str, Any], field: str, source: str) -> list[str]:
-    value = row.get(field)
+    value: object = row.get(field)
     if isinstance(value, str):
         try:
             value = json.loads(value) if value.strip() else []
