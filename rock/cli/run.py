@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 import typer
 from rich.console import Console
 
-from rock.cli.progress import ProgressView
+from rock.cli.progress import view_for
 from rock.cli.serve import service_dir, wait_for_service
 from rock.config import read_environment
 from rock.errors import ConfigError
 from rock.modelservice.keys import read_keys
 from rock.rollout.planning import Selection
-from rock.rollout.report import as_text
+from rock.rollout.report_text import as_text
 from rock.rollout.run import EXIT_INTERRUPTED, RunResult, ServiceAddress, run
 from rock.rollout.rundir import read_info
 from rock.rollout.runfile import RunFile
@@ -36,10 +36,11 @@ def run_file(
     chosen: Selection,
     changes: Mapping[str, Any],
     state_dir: Path | None,
+    as_json: bool,
 ) -> None:
     """Exits 0 finished, 1 too many infrastructure failures, 130 interrupted."""
     source, directory = _source(file, resumed)
-    with ProgressView(Console(highlight=False)) as view:
+    with view_for(Console(highlight=False), as_json=as_json) as view:
         work = run(
             source,
             directory=directory,
@@ -50,7 +51,10 @@ def run_file(
             on_event=view.on_event,
         )
         result = until_signalled(work)
-    print_result(result)
+    if as_json:
+        print_failure(result)
+    else:
+        print_result(result)
     raise typer.Exit(result.exit_code)
 
 
@@ -81,6 +85,10 @@ def print_result(result: RunResult) -> None:
         if shutil.which("rock") == shutil.which(sys.argv[0]):
             command[0] = "rock"
         typer.echo(f"one trajectory: {shlex.join(command)}")
+    print_failure(result)
+
+
+def print_failure(result: RunResult) -> None:
     if result.failure:
         typer.echo(f"rock: {result.failure}", err=True)
 
