@@ -99,8 +99,8 @@ class Talk:
             while not await self.ask(nonce):  # noqa: ASYNC110 - the service says nothing
                 await asyncio.sleep(0.05)
 
-    async def keep_working(self, trainer: TrainerClient) -> None:
-        while True:
+    async def keep_working(self, trainer: TrainerClient, stop: asyncio.Event) -> None:
+        while not stop.is_set():
             await self.work(trainer)
 
     async def exchange(self, nonces: list[str], trainer: TrainerClient) -> bool:
@@ -153,12 +153,14 @@ async def a_service_that_is_kept_up(folder: Path) -> None:
         async with talking(service, key, retry_seconds=30.0) as (talk, trainer):
             fill(folder, leave_bytes=64 * 1024)
             agents = [asyncio.ensure_future(talk.insist(asked[n::8])) for n in range(8)]
-            working = asyncio.ensure_future(talk.keep_working(trainer))
+            stop = asyncio.Event()
+            working = asyncio.ensure_future(talk.keep_working(trainer, stop))
             await _until(lambda: not _alive(first))
             assert len(talk.heard) < len(asked)
             (folder / "filler").unlink()
             await asyncio.gather(*agents)
-            working.cancel()
+            stop.set()  # not cancelled: it is yet to hear that its last answer was taken
+            await working
     _check(folder, talk, asked)
 
 
@@ -234,14 +236,11 @@ async def a_compaction_that_does_not_fit(folder: Path) -> None:
         async with talking(service, key) as (talk, trainer):
             # More than the journal needs until it is compacted, less than a second copy of it does.
             fill(folder, leave_bytes=100 * 1024)
-            number = 0
+            asked: list[str] = []
             while not _exist(folder, "journal-*.log"):
-                assert await talk.exchange([f"n{number}"], trainer)
-                number += 1
-            for _ in range(5):
-                assert await talk.exchange([f"n{number}"], trainer)
-                number += 1
-            assert len(talk.heard) == number
+                await _ask_more(talk, trainer, asked)
+            await _ask_more(talk, trainer, asked)
+            assert {*talk.heard} == {*asked}
             await _until(lambda: "could not be compacted" in _log_of(service))
             assert not _exist(folder, "base-*.log*")
             (folder / "filler").unlink()
@@ -249,8 +248,13 @@ async def a_compaction_that_does_not_fit(folder: Path) -> None:
             await _until(lambda: _exist(folder, "base-*.log"))
             assert await talk.exchange(["after"], trainer)
             assert talk.heard["after"] == "re after"
-            again = [f"n{one}" for one in range(number)]
-            assert all(await asyncio.gather(*(talk.ask(nonce) for nonce in again)))
+            assert all(await asyncio.gather(*(talk.ask(nonce) for nonce in asked)))
+
+
+async def _ask_more(talk: Talk, trainer: TrainerClient, asked: list[str]) -> None:
+    batch = [f"n{len(asked) + number}" for number in range(8)]
+    asked += batch
+    assert await talk.exchange(batch, trainer)
 
 
 def _exist(folder: Path, pattern: str) -> bool:
