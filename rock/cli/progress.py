@@ -106,12 +106,11 @@ class TextView:
 
     def _drawn(self) -> RenderableType:
         with self._lock:
+            if not self.board.total:
+                return Text(f"starting, {duration(self.board.elapsed_seconds)}")
             bar = Table.grid(padding=(0, 1))
-            total = self.board.total
-            bar.add_row(
-                "episodes",
-                ProgressBar(total=total or None, completed=self.board.done, width=30),
-            )
+            progress = ProgressBar(total=self.board.total, completed=self.board.done, width=30)
+            bar.add_row("episodes", progress)
             lines = [
                 Text(line, overflow="ellipsis", no_wrap=True) for line in status_lines(self.board)
             ]
@@ -139,7 +138,7 @@ class JsonView:
 
     def on_event(self, event: Event) -> None:
         self._ended = self._ended or isinstance(event, RunEnded)
-        self._write({"event": name_of(event), "at": now(), **fields_of(event)})
+        self._write({"event": name_of(type(event)), "at": now(), **fields_of(event)})
 
     def _write(self, line: dict[str, object]) -> None:
         with contextlib.suppress(OSError):  # nobody reads any more; the run goes on
@@ -147,9 +146,9 @@ class JsonView:
             self._file.flush()
 
 
-def name_of(event: Event) -> str:
+def name_of(kind: type[Event]) -> str:
     """`AttemptDone` is `attempt_done`."""
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
 
 
 def fields_of(event: Event) -> dict[str, object]:

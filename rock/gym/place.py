@@ -50,10 +50,13 @@ def place_of(definition: Definition, folder: str, module: str) -> Place:
         python, sites, more = definition.python or "python3", [], []
     else:
         python, sites, more = _of_host(Path(definition.python or sys.executable))
+    variables = {"PYTHONPATH": ":".join([folder, *paths])}
+    if any(mount.target == BASE for mount in more):
+        variables["LD_LIBRARY_PATH"] = f"{BASE}/lib"  # where a shared libpython is
     spec = SandboxSpec(
         image=definition.image,
         mounts=(*more, *mounts, *mounts_of(definition)),
-        env={"PYTHONPATH": ":".join([folder, *paths])},
+        env=variables,
         limits=Limits(memory_bytes=definition.memory_bytes),
         labels={"environment": definition.source[:60]},
     )

@@ -2,12 +2,14 @@
 
 import io
 import json
+import re
 from pathlib import Path
+from typing import get_args
 
 from rich.console import Console
 
 from rock.cli.board import Board
-from rock.cli.progress import JsonView, TextView, duration, status_lines
+from rock.cli.progress import JsonView, TextView, duration, name_of, status_lines
 from rock.rollout.events import (
     AttemptDone,
     Event,
@@ -185,6 +187,15 @@ def test_programs_get_every_event_as_one_line_of_json() -> None:
     assert lines[0]["directory"] == "/runs/r"
     assert lines[3]["record"]["outcome"]["class"] == "sandbox_died"
     assert all(line["at"].endswith("+00:00") for line in lines)
+
+
+def test_every_event_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "rollout.md").read_text()
+    documented = set(
+        re.findall(r"^\| `(\w+)` \|", page.partition("## Watching a run")[2], re.MULTILINE)
+    )
+    names = {name_of(kind) for kind in get_args(Event)}
+    assert documented == names | {"run_stopped"}
 
 
 def test_a_run_that_was_stopped_says_so_in_json() -> None:
