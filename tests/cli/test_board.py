@@ -138,8 +138,7 @@ def test_a_terminal_gets_a_picture_that_is_gone_at_the_end() -> None:
     with TextView(console) as view:
         for event in EVENTS[:3]:
             view.on_event(event)
-        assert view._live is not None
-        view._live.refresh()
+        view.redraw()
         drawn = screen.getvalue()
         for event in EVENTS[3:]:
             view.on_event(event)

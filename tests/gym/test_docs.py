@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 from rock.gym.definition import KINDS, Definition
 
@@ -14,7 +15,7 @@ def test_every_field_is_documented_with_its_default() -> None:
     for name, field in Definition.model_fields.items():
         if not field.is_required():
             default = field.get_default(call_default_factory=True)
-            texts = {None: "null", 2 * 1024**3: "2 GiB"}
+            texts: dict[Any, str] = {None: "null", 2 * 1024**3: "2 GiB"}
             known = default if isinstance(default, (int, float, str, type(None))) else str(default)
             expected[name] = texts.get(
                 known, f"{known:g}" if isinstance(known, float) else str(known)
