@@ -63,15 +63,16 @@ class ServedEnv(RockEnv):
         self._service = Service(definition, self._provider, render_mode=render_mode)
         about = self._loop.run(self._service.open())
         try:
-            self.observation_space = build(about["observation_space"])
-            self.action_space = build(about["action_space"])
+            self.observation_space = build(about.get("observation_space"))
+            self.action_space = build(about.get("action_space"))
         except BaseException:
             self.close()
             raise
-        self.metadata = dict(about["metadata"])
+        metadata = about.get("metadata")
+        self.metadata = dict[str, Any](metadata) if isinstance(metadata, dict) else {}
+        modes = self.metadata.get("render_modes") or []
         # No sandbox has a screen.
-        modes = [mode for mode in self.metadata.get("render_modes", []) if mode != "human"]
-        self.metadata["render_modes"] = modes
+        self.metadata["render_modes"] = [mode for mode in modes if mode != "human"]
         self.render_mode = render_mode
 
     @property

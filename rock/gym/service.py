@@ -13,7 +13,7 @@ import json
 import logging
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -29,7 +29,9 @@ log = logging.getLogger(__name__)
 SERVER_FOLDER = "/tmp/rock-environment"
 SERVER_PACKAGE = "environment_server"
 REMOTE = Path(__file__).parent / "remote"
-MAX_LINE_BYTES = 256 * 1024 * 1024
+MAX_LINE_BYTES = 64 * 1024 * 1024
+MAX_UNASKED = 4
+"""Lines that nobody asked for, until the process is ended."""
 STOP_SECONDS = 5.0
 KEPT_STDERR_BYTES = 4000
 ENVIRONMENT = {
@@ -47,6 +49,7 @@ class _Refusal(msgspec.Struct, frozen=True):
 
 
 class _Reply(msgspec.Struct, frozen=True):
+    id: int = 0
     ok: msgspec.Raw = msgspec.Raw(b"null")
     info: msgspec.Raw = msgspec.Raw(b"{}")
     error: _Refusal | None = None
@@ -69,8 +72,8 @@ class Answer:
         try:
             self.ok: Any = unpack(json.loads(self.said))
             self.info: Any = unpack(json.loads(bytes(reply.info)))
-        except (ValueError, TypeError, ArithmeticError) as exc:
-            raise EnvironmentFailed(f"the environment's answer cannot be read: {exc}") from exc
+        except (ValueError, TypeError, ArithmeticError, RecursionError) as exc:
+            raise EnvironmentFailed(f"the environment's answer is no answer: {exc}") from exc
 
     def checked(self) -> Answer:
         """Itself. Raises `EnvironmentFailed` with what the environment raised."""
@@ -88,6 +91,8 @@ class _Line:
         self._parts: list[bytes] = []
         self._size = 0
         self._stderr = b""
+        self._reason = ""
+        self._asked = 0
         self._reader = asyncio.ensure_future(self._read())
 
     async def _read(self) -> None:
@@ -97,7 +102,8 @@ class _Line:
                     self._stderr = (self._stderr + output.data)[-KEPT_STDERR_BYTES:]
                     continue
                 self._take(output.data)
-                if self._size > MAX_LINE_BYTES:
+                if self._size > MAX_LINE_BYTES or self._lines.qsize() > MAX_UNASKED:
+                    self._reason = "it said too much"
                     break
         finally:
             self._lines.put_nowait(None)
@@ -113,21 +119,27 @@ class _Line:
 
     async def ask(self, request: bytes) -> Answer:
         """Raises `Gone`, and `EnvironmentFailed` for what is no answer."""
-        await self.process.write(request + b"\n")
+        self._asked += 1
+        await self.process.write(b'{"id": %d, ' % self._asked + request[1:] + b"\n")
         line = await self._lines.get()
         if line is None:
             raise Gone(await self._why())
         try:
             reply = msgspec.json.decode(line, type=_Reply)
-        except msgspec.DecodeError as exc:
+        except (msgspec.DecodeError, RecursionError) as exc:
             raise EnvironmentFailed(f"the environment's answer is no answer: {exc}") from exc
+        if reply.id != self._asked:
+            self._reason = "it spoke without being asked"
+            raise Gone(await self._why())
         return Answer(reply)
 
     async def _why(self) -> str:
         result = await self.process.kill()
         how = {"exited": f"exit code {result.exit_code}", "signaled": f"signal {result.signal}"}
         said = self._stderr.decode(errors="replace").strip()
-        return ": ".join(part for part in (how.get(result.status, result.status), said) if part)
+        return ": ".join(
+            part for part in (self._reason, how.get(result.status, result.status), said) if part
+        )
 
     async def end(self) -> None:
         await self.process.kill()
@@ -192,7 +204,10 @@ class Service:
                     "render_mode": self._render_mode,
                 }
                 about = await self._line.ask(json.dumps(request).encode())
-                return about.checked().ok
+                about.checked()
+                if not isinstance(about.ok, dict):
+                    raise EnvironmentFailed(f"{definition.source} does not say what it is")
+                return cast("dict[str, Any]", about.ok)
         except TimeoutError as exc:
             raise EnvironmentFailed(
                 f"{definition.source} did not start within {definition.start_seconds:g} s"
@@ -230,6 +245,8 @@ class Service:
         request = _line_of({"do": "reset", "seed": seed, "options": pack(options)})
         answer = await self._through(request)
         self.history.begin(request, answer.checked().said)
+        if not isinstance(answer.info, dict):
+            raise EnvironmentFailed("the environment's answer to a reset is no such answer")
         return answer
 
     async def step(self, action: Any) -> Answer:
@@ -241,10 +258,9 @@ class Service:
         except TypeError as exc:
             raise EnvironmentFailed(f"action: {exc}") from exc
         answer = await self._through(request)
-        self.history.add(
-            request, answer.said
-        )  # also where it raised: it may have changed something
-        return answer.checked()
+        # Also where it raised: it may have changed something.
+        self.history.add(request, answer.said)
+        return _checked_step(answer.checked())
 
     async def render(self) -> Any:
         return (await self._through(_line_of({"do": "render"}))).checked().ok
@@ -330,6 +346,15 @@ class Service:
         if sandbox is not None:
             await sandbox.stop()
         self.history.forget()
+
+
+def _checked_step(answer: Answer) -> Answer:
+    """A step's answer. Whoever owns the process may have said anything."""
+    match answer.ok:
+        case [_, float() | int(), bool(), bool()] if isinstance(answer.info, dict):
+            return answer
+        case _:
+            raise EnvironmentFailed("the environment's answer to a step is no such answer")
 
 
 def _line_of(request: dict[str, Any]) -> bytes:

@@ -41,7 +41,7 @@ class AnyText(gymnasium.Space[str]):
         return "AnyText()"
 
 
-def build(form: Mapping[str, Any]) -> gymnasium.Space[Any]:
+def build(form: Any) -> gymnasium.Space[Any]:
     """The space that was described. Raises `EnvironmentFailed` for a form that is none."""
     try:
         return _BUILDERS[form["kind"]](form)

@@ -127,6 +127,25 @@ def test_what_the_environment_raises_and_prints_breaks_nothing() -> None:
         assert env.step(0)[0]["count"] == 3
 
 
+def test_an_environment_that_lies_gets_errors_and_is_not_believed() -> None:
+    with contextlib.closing(counter("Liar")) as env:
+        for action in (1, 2, 3):
+            env.reset(seed=5)
+            assert env.step(0)[0]["count"] == 1
+            with pytest.raises(EnvironmentFailed, match=r"is no such answer|is no answer"):
+                env.step(action)
+            # What it said besides was not asked for: another process takes its place.
+            before = env.restored
+            env.reset(seed=5)
+            assert env.restored == before + 1
+            assert env.step(0)[0]["count"] == 1
+            kill_process(env)  # so that questions are counted anew
+        env.reset(seed=5)
+        env.step(0)
+        with pytest.raises(EnvironmentLost, match="it spoke without being asked"):
+            env.step(4)
+
+
 def test_infos_and_pictures_come_out_and_nothing_is_shown_on_a_screen() -> None:
     with contextlib.closing(counter(arguments={"start": 3, "render_mode": "ansi"})) as env:
         _, info = env.reset(seed=5)

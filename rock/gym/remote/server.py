@@ -1,4 +1,4 @@
-"""One environment behind stdin and stdout: a line of JSON in, a line of JSON out.
+"""One environment behind stdin and stdout: a line of JSON in, a line of JSON with the same `id` out.
 
     {"make": "gym", "name": "Taxi-v4", "modules": [], "arguments": {}, "render_mode": null}
     {"do": "reset", "seed": 7, "options": null}      {"do": "step", "action": 2}
@@ -85,6 +85,7 @@ def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
         if request.get("do") == "close":
             break
         env, reply = _handle(env, request)
+        reply["id"] = request["id"]
         replies.write(json.dumps(reply, allow_nan=False).encode("utf-8") + b"\n")
         replies.flush()
     if env is not None and hasattr(env, "close"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -64,6 +65,22 @@ class Fleeting(Counter):
     def _observation(self) -> dict[str, Any]:
         noise = np.frombuffer(os.urandom(8), np.uint32).astype(np.float32) / 2**33
         return {"count": self._count, "noise": noise}
+
+
+class Liar(Counter):
+    """Owns its process: it writes answers of its own where the server writes them."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        lines = {  # 4 is the number of the question: made, reset, and one step before
+            1: b'{"id": 4, "ok": [1]}\n',
+            2: b'{"id": 4, "ok": 5, "info": 5}\n' * 9,
+            3: b"[" * 100_000 + b"\n",
+            4: b'{"id": 3, "ok": [1]}\n',
+        }
+        for fd in range(3, 10):
+            with contextlib.suppress(OSError):
+                os.write(fd, lines.get(int(action), b""))
+        return super().step(0)
 
 
 class Guess:
