@@ -247,7 +247,10 @@ async def _talk(process: Process) -> None:
     async def type_on() -> None:
         while data := await typed.get():
             await process.write(data)
-        await process.close_stdin()
+        # Ctrl-D, until it is taken: a shell that is still setting up its terminal loses it.
+        while process.running:
+            await process.write(b"\x04")
+            await asyncio.sleep(0.3)
 
     async def resize() -> None:
         while True:
