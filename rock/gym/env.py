@@ -7,7 +7,7 @@ as separate as its sandbox; this object holds spaces, no state. `spawn` makes an
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, Self, SupportsFloat
+from typing import Any, Self, SupportsFloat, cast
 
 import gymnasium
 
@@ -69,8 +69,8 @@ class ServedEnv(RockEnv):
             self.close()
             raise
         metadata = about.get("metadata")
-        self.metadata = dict[str, Any](metadata) if isinstance(metadata, dict) else {}
-        modes = self.metadata.get("render_modes") or []
+        self.metadata = dict(cast("dict[str, Any]", metadata)) if isinstance(metadata, dict) else {}
+        modes = cast("list[Any]", self.metadata.get("render_modes") or [])
         # No sandbox has a screen.
         self.metadata["render_modes"] = [mode for mode in modes if mode != "human"]
         self.render_mode = render_mode

@@ -204,10 +204,10 @@ class Service:
                     "render_mode": self._render_mode,
                 }
                 about = await self._line.ask(json.dumps(request).encode())
-                about.checked()
-                if not isinstance(about.ok, dict):
+                said: object = about.checked().ok
+                if not isinstance(said, dict):
                     raise EnvironmentFailed(f"{definition.source} does not say what it is")
-                return cast("dict[str, Any]", about.ok)
+                return cast("dict[str, Any]", said)
         except TimeoutError as exc:
             raise EnvironmentFailed(
                 f"{definition.source} did not start within {definition.start_seconds:g} s"
