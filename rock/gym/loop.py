@@ -1,7 +1,7 @@
 """Gymnasium's interface waits; sandboxes are asynchronous. Their loop runs in one thread per process.
 
 Environments of a process share it and their providers. A process that was forked off makes its own: of
-a thread, a fork takes nothing along. What is left at the end of the process is stopped then.
+a thread, a fork takes nothing along. What is left open ends with the process.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from rock.sandbox.doctor import choose_provider, providers
 T = TypeVar("T")
 
 CLOSE_SECONDS = 30.0
+QUIT_SECONDS = 5.0
 _lock = threading.Lock()
 _loops: dict[int, Loop] = {}
 
@@ -53,17 +54,26 @@ class Loop:
             task = self._providers[name] = asyncio.ensure_future(_make(name))
         return await asyncio.shield(task)
 
-    def close(self) -> None:
-        self.run(self._close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(CLOSE_SECONDS)
+    def quit(self) -> None:
+        """At the end of the process: stop everything here, without a word.
 
-    async def _close(self) -> None:
-        for task in self._providers.values():
-            try:
-                await (await task).close()
-            except ProviderUnavailable:
-                continue  # there was none
+        Python lets no thread begin any more, so nothing can be asked of an engine. Nor need it be: the
+        kernel ends local sandboxes with this process, and containers end when their lease does.
+        """
+        self.run(_cancel_all())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(QUIT_SECONDS)
+
+
+async def _cancel_all() -> None:
+    tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=QUIT_SECONDS)
+    for task in tasks:
+        if task.done() and not task.cancelled():
+            task.exception()  # seen, and of no more interest
 
 
 async def _make(name: str) -> Provider:
@@ -84,10 +94,10 @@ def loop() -> Loop:
         if pid not in _loops:
             _loops.clear()  # a parent's, whose thread is not here
             _loops[pid] = made = Loop()
-            atexit.register(_close_own, made, pid)
+            atexit.register(_quit_own, made, pid)
         return _loops[pid]
 
 
-def _close_own(made: Loop, pid: int) -> None:
+def _quit_own(made: Loop, pid: int) -> None:
     if os.getpid() == pid:
-        made.close()
+        made.quit()

@@ -2,6 +2,8 @@
 
 import contextlib
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,9 @@ import pytest
 import rock
 from rock.errors import ConfigError, EnvironmentFailed, EnvironmentLost
 from rock.gym import ServedEnv
+from rock.gym.loop import loop
 from tests.gym.games_of import FAST, counter, kill_process, kill_sandbox
+from tests.rollout.live import wait_until
 
 pytestmark = pytest.mark.userns
 
@@ -193,6 +197,49 @@ def test_what_cannot_start_says_why() -> None:
         rock.make("call:no_such_module:make", **FAST)
     with pytest.raises(ConfigError, match="python: there is no /nowhere/python"):
         rock.make("gym:FrozenLake-v1", python="/nowhere/python", **FAST)
+
+
+LEFT_OPEN = """
+import os, pathlib, sys, rock
+env = rock.make("gym:FrozenLake-v1", provider=sys.argv[1])
+env.reset(seed=1)
+found = [os.getpid()]
+for pid in found:
+    for path in pathlib.Path(f"/proc/{pid}/task").glob("*/children"):
+        found += map(int, path.read_text().split())
+print(*found[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    "provider", ["local", pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.slow])]
+)
+def test_what_a_process_leaves_open_ends_with_it_without_a_word(provider: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LEFT_OPEN, provider],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    pids = done.stdout.split()
+    assert pids or provider == "docker"  # whose processes are the engine's; they have a lease
+    loop().run(wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids)))
+
+
+@pytest.mark.docker
+@pytest.mark.slow
+def test_containers_serve_too_and_are_made_anew() -> None:
+    here = gymnasium.make("FrozenLake-v1")
+    with contextlib.closing(rock.make("gym:FrozenLake-v1", provider="docker")) as env:
+        undisturbed = played(here, 4, [2, 1, 2, 1])
+        shown: list[Any] = [env.reset(seed=4), env.step(2)]
+        kill_sandbox(env)
+        shown += [env.step(action) for action in (1, 2, 1)[: len(undisturbed) - 2]]
+        assert shown[2][-1].pop("rock_restored") == 1
+        assert shown == undisturbed
+    here.close()
 
 
 def test_closing_twice_is_fine_and_a_closed_environment_refuses() -> None:
