@@ -40,8 +40,8 @@ soak-sandbox: setup  ## thousands of sandboxes with faults: nothing may be left,
 soak-service: setup  ## break ModelService for a long time: kills, full disks, hostile content
 	@$(BIN)/pytest -m soak -s tests/modelservice
 
-soak-rollout: setup ## harnesses killed in every phase and at random moments; a run against its simulation
-	@$(BIN)/pytest -m soak tests/rollout
+soak-rollout: setup ## all that a run stands on killed in every phase, storms, broken run directories
+	@$(BIN)/pytest -m soak tests/rollout tests/cli
 
 fuzz: setup      ## ten thousand hostile bodies per dialect through a socket
 	@$(BIN)/pytest -m fuzz -s tests/modelservice/test_dialect_socket_fuzz.py

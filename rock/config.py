@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from rock.errors import ConfigError
-from rock.secrets import telling_values
+from rock.secrets import telling, telling_values
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -30,9 +30,10 @@ TAG = "\0"
 
 
 class Strict(BaseModel):
-    """Base of every model for data that a person writes: unknown fields are errors, values frozen."""
+    """Base of every model for data that a person writes: unknown fields are errors, values frozen,
+    numbers finite (no bound is infinite, and JSON has no word for it)."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Environment(Strict):
@@ -95,7 +96,11 @@ def validated(model: type[Model], data: Any, *, source: str) -> Model:
         for error in exc.errors(include_url=False):
             field = _field(error["loc"]) or "(top level)"
             given = error["input"]
-            lines.append(f"{source}: {field}: {_what(error)} (given: {kind_of(given)})")
+            # A wrong field may be the place where somebody keeps a key.
+            shown = (
+                f"a {type(given).__name__}" if telling(field.rpartition(".")[2]) else kind_of(given)
+            )
+            lines.append(f"{source}: {field}: {_what(error)} (given: {shown})")
         raise ConfigError("\n".join(lines)) from exc
 
 
@@ -106,7 +111,9 @@ def _what(error: ErrorDetails) -> str:
 
 
 def _field(location: tuple[int | str, ...]) -> str:
-    return ".".join(str(part)[:MAX_NAME] for part in location if not str(part).startswith(TAG))
+    """A path of names; a wrong name is named like a wrong value."""
+    parts = [str(part)[:MAX_NAME] for part in location if not str(part).startswith(TAG)]
+    return ".".join(parts[:-1] if parts[-1:] == ["[key]"] else parts)
 
 
 def kind_of(value: Any) -> str:

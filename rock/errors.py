@@ -49,6 +49,7 @@ failed" are *results*, not errors; an error means that rock, its input or its su
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, TypeVar
 
 Error = TypeVar("Error", bound="RockError")
@@ -379,3 +380,9 @@ def _by_code(root: type[Error]) -> dict[str, type[Error]]:
     for child in root.__subclasses__():
         known.update(_by_code(child))
     return known
+
+
+def first_error(error: BaseException) -> BaseException:
+    """The first error in a group of groups; the rest only followed from it."""
+    nested: Sequence[BaseException] = getattr(error, "exceptions", ())
+    return first_error(nested[0]) if nested else error

@@ -97,6 +97,11 @@ redact_text = _REGISTER.redact_text
 holds = _REGISTER.holds
 
 
+def telling(name: str) -> bool:
+    """Whether a variable or field of this name holds a secret."""
+    return _TELLING.search(name) is not None
+
+
 def telling_values(environ: Mapping[str, str], also: Iterable[str] = ()) -> list[str]:
     """Values of the variables whose names say that they are secret, and of those in `also`.
 
@@ -107,7 +112,7 @@ def telling_values(environ: Mapping[str, str], also: Iterable[str] = ()) -> list
     return [
         value
         for name, value in environ.items()
-        if name in wanted or (_TELLING.search(name) and not _PLAIN.fullmatch(value))
+        if name in wanted or (telling(name) and not _PLAIN.fullmatch(value))
     ]
 
 

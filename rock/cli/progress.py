@@ -43,6 +43,9 @@ REFRESH_PER_SECOND = 4.0
 class View(Protocol):
     """Shows a run. Use as a context manager; pass `on_event` to the run."""
 
+    directory: Path | None
+    """Of the run, once it has begun."""
+
     def on_event(self, event: Event) -> None: ...
 
     def __enter__(self) -> Self: ...
@@ -64,6 +67,7 @@ class TextView:
 
     def __init__(self, console: Console, *, clock: Clock = time.monotonic) -> None:
         self.console = console
+        self.directory: Path | None = None
         self.board = Board(clock)
         self._clock = clock
         self._next_status = clock() + STATUS_EVERY_SECONDS
@@ -95,6 +99,8 @@ class TextView:
             self._live.stop()
 
     def on_event(self, event: Event) -> None:
+        if isinstance(event, RunStarted):
+            self.directory = event.directory
         with self._lock:
             self.board.on_event(event)
         line = line_of(event)
@@ -126,6 +132,7 @@ class JsonView:
     """For programs: one JSON object per line, as documented in docs/rollout.md."""
 
     def __init__(self, console: Console) -> None:
+        self.directory: Path | None = None
         self._file = console.file
         self._ended = False
 
@@ -142,6 +149,8 @@ class JsonView:
             self._write({"event": "run_stopped", "at": now()})
 
     def on_event(self, event: Event) -> None:
+        if isinstance(event, RunStarted):
+            self.directory = event.directory
         self._ended = self._ended or isinstance(event, RunEnded)
         self._write({"event": name_of(type(event)), "at": now(), **fields_of(event)})
 

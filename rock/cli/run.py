@@ -17,7 +17,7 @@ from rich.console import Console
 
 from rock.cli.progress import view_for
 from rock.cli.serve import service_dir, wait_for_service
-from rock.config import read_environment
+from rock.config import read_environment, validated
 from rock.errors import ConfigError
 from rock.modelservice.keys import read_keys
 from rock.rollout.planning import Selection
@@ -40,6 +40,11 @@ def run_file(
 ) -> None:
     """Exits 0 finished, 1 too many infrastructure failures, 130 interrupted."""
     source, directory = _source(file, resumed)
+    out = changes.get("out")
+    if directory is not None and out is not None and out != directory.absolute():
+        raise ConfigError(
+            f"--out: expected no other directory than that of --resume (given: {out})"
+        )
     with view_for(Console(highlight=False), as_json=as_json) as view:
         work = run(
             source,
@@ -50,7 +55,12 @@ def run_file(
             docker_host=read_environment().docker_host,
             on_event=view.on_event,
         )
-        result = until_signalled(work)
+        try:
+            result = until_signalled(work)
+        except typer.Exit:
+            hint = f"; {_go_on(view.directory)}" if view.directory else ""
+            typer.echo(f"rock: interrupted{hint}", err=True)
+            raise
     if as_json:
         print_failure(result)
     else:
@@ -64,7 +74,8 @@ def _source(file: Path | None, resumed: Path | None) -> tuple[Path | RunFile, Pa
         return file, resumed
     if resumed is None:
         raise ConfigError("expected a run file, or --resume with a run directory")
-    return RunFile.model_validate(read_info(resumed).config), resumed
+    info = read_info(resumed)
+    return validated(RunFile, info.config, source=str(resumed / "run.json")), resumed
 
 
 def print_result(result: RunResult) -> None:
@@ -76,9 +87,7 @@ def print_result(result: RunResult) -> None:
             f"graded again: {again.graded}, grades changed: {again.changed}, without a kept "
             f"working directory: {again.not_kept}, failed: {again.failed}"
         )
-    here = Path.cwd()
-    directory = result.directory
-    shown = directory.relative_to(here) if directory.is_relative_to(here) else directory
+    shown = _shown(result.directory)
     typer.echo(f"run directory: {shown}")
     if result.report.tasks:
         command = [sys.argv[0], "show", str(shown), f"{result.report.tasks[0].name}/0"]
@@ -91,6 +100,18 @@ def print_result(result: RunResult) -> None:
 def print_failure(result: RunResult) -> None:
     if result.failure:
         typer.echo(f"rock: {result.failure}", err=True)
+        typer.echo(f"rock: {_go_on(result.directory)} (--retry infra: also what failed)", err=True)
+
+
+def _go_on(directory: Path) -> str:
+    """How a run that stopped early is gone on with."""
+    return f"go on with: {shlex.join(['rock', 'run', '--resume', str(_shown(directory))])}"
+
+
+def _shown(directory: Path) -> Path:
+    """As short as it can be typed here."""
+    here = Path.cwd()
+    return directory.relative_to(here) if directory.is_relative_to(here) else directory
 
 
 def until_signalled(work: Coroutine[Any, Any, T]) -> T:

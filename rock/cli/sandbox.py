@@ -26,7 +26,7 @@ from typing import Protocol
 import typer
 
 from rock.config import read_environment
-from rock.errors import ConfigError, NotFound
+from rock.errors import ConfigError, NotFound, NotSupported
 from rock.sandbox import api
 from rock.sandbox.attached import HereSource, ages, cpu_shares, only
 from rock.sandbox.base import SandboxSpec
@@ -35,7 +35,7 @@ from rock.sandbox.command import ExecResult, ExecStatus, Process, ProcessInfo, T
 from rock.sandbox.doctor import choose_provider, providers
 from rock.sandbox.engine import Engine
 from rock.sandbox.reaper import reap
-from rock.sandbox.remote import RemoteProvider
+from rock.sandbox.remote import RemoteProvider, RemoteSandbox
 from rock.sandbox.server import SandboxServer, serving
 
 _TIMED_OUT = 124
@@ -347,6 +347,62 @@ def run_reset(wanted: str, *, url: str | None, key: str | None) -> None:
     _end(asyncio.run(_with(url, key, wanted, work)))
 
 
+def run_diff(wanted: str, *, url: str | None, key: str | None) -> None:
+    """What was written since it was made; `-` is what was removed."""
+
+    async def work(sandbox: ChannelSandbox) -> int:
+        changes = await _served(sandbox).diff()
+        for one in changes.entries:
+            mark = "-" if one.kind == "removed" else "+"
+            size = f"  {one.size_bytes} bytes" if one.kind == "file" else f"  ({one.kind})"
+            typer.echo(f"{mark} {_plain(one.path)}{'' if mark == '-' else size}")
+        if not changes.complete:
+            typer.echo("rock: there is more, or something could not be read", err=True)
+        return 0
+
+    _end(asyncio.run(_with(url, key, wanted, work)))
+
+
+def _served(sandbox: ChannelSandbox) -> RemoteSandbox:
+    if not isinstance(sandbox, RemoteSandbox):
+        raise NotSupported("this is for sandboxes of a server: see `rock sandbox serve`")
+    return sandbox
+
+
+def run_snapshot(wanted: str, *, url: str | None, key: str | None) -> None:
+    """Keep a served sandbox's files on its server; prints the snapshot's id."""
+
+    async def work(sandbox: ChannelSandbox) -> int:
+        typer.echo((await _served(sandbox).keep_snapshot()).id)
+        return 0
+
+    _end(asyncio.run(_with(url, key, wanted, work)))
+
+
+def run_restore(wanted: str, snapshot: str, *, url: str | None, key: str | None) -> None:
+    async def work(sandbox: ChannelSandbox) -> int:
+        receipt = await _served(sandbox).restore_kept(snapshot)
+        typer.echo(jsonlib.dumps(asdict(receipt)))
+        return 0 if receipt.clean else 1
+
+    _end(asyncio.run(_with(url, key, wanted, work)))
+
+
+def run_snapshots(*, url: str | None, key: str | None, drop: Sequence[str]) -> None:
+    """What the server keeps, after dropping some."""
+
+    async def work() -> list[api.SnapshotInfo]:
+        async with _sources(url, key) as sources:
+            servers = [source for source in sources if isinstance(source, RemoteProvider)]
+            for server in servers:
+                for one in drop:
+                    await server.drop_snapshot(one)
+            return [info for server in servers for info in await server.snapshots()]
+
+    rows = [(info.id, ages(info.age_seconds), info.sandbox) for info in asyncio.run(work())]
+    _table(("snapshot", "age", "of sandbox"), rows)
+
+
 def run_stop(wanted: Sequence[str], *, url: str | None, key: str | None) -> None:
     async def work(sandbox: ChannelSandbox) -> int:
         await sandbox.stop()
@@ -372,7 +428,12 @@ def run_reap() -> None:
 
 
 def run_create(
-    image: str | None, *, url: str | None, key: str | None, lease_seconds: float
+    image: str | None,
+    *,
+    url: str | None,
+    key: str | None,
+    lease_seconds: float,
+    snapshot: str | None = None,
 ) -> None:
     """A sandbox on a server; it lives until it is stopped, or its lease runs out unused."""
 
@@ -382,7 +443,9 @@ def run_create(
             raise NotFound("no sandbox server runs here; start one with `rock sandbox serve`")
         provider = RemoteProvider(*here)
         try:
-            info = await provider.create_unowned(SandboxSpec(image=image), lease_seconds)
+            info = await provider.create_unowned(
+                SandboxSpec(image=image), lease_seconds, snapshot_id=snapshot
+            )
         finally:
             await provider.close()
         typer.echo(info.id)

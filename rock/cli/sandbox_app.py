@@ -39,13 +39,14 @@ def create(
     lease_seconds: Annotated[
         float, typer.Option(help="Stopped when unused for so long; 0: its lifetime.")
     ] = 0.0,
+    snapshot: Annotated[str | None, typer.Option(help="Start from these files.")] = None,
     url: Url = None,
     key: Key = None,
 ) -> None:
     """Make a sandbox on a server, and print its id."""
     from rock.cli.sandbox import run_create
 
-    run_create(image, url=url, key=key, lease_seconds=lease_seconds)
+    run_create(image, url=url, key=key, lease_seconds=lease_seconds, snapshot=snapshot)
 
 
 @sandbox_app.command()
@@ -139,6 +140,47 @@ def reset(sandbox: Id, url: Url = None, key: Key = None) -> None:
     from rock.cli.sandbox import run_reset
 
     run_reset(sandbox, url=url, key=key)
+
+
+@sandbox_app.command()
+def diff(sandbox: Id, url: Url = None, key: Key = None) -> None:
+    """What was written (+) and removed (-) in a served sandbox since it was made."""
+    from rock.cli.sandbox import run_diff
+
+    run_diff(sandbox, url=url, key=key)
+
+
+@sandbox_app.command()
+def snapshot(sandbox: Id, url: Url = None, key: Key = None) -> None:
+    """Keep the files of a served sandbox as they are, and print the snapshot's id."""
+    from rock.cli.sandbox import run_snapshot
+
+    run_snapshot(sandbox, url=url, key=key)
+
+
+@sandbox_app.command()
+def restore(
+    sandbox: Id,
+    snapshot: Annotated[str, typer.Argument(metavar="SNAPSHOT")],
+    url: Url = None,
+    key: Key = None,
+) -> None:
+    """Put a served sandbox back to a snapshot, and print the receipt."""
+    from rock.cli.sandbox import run_restore
+
+    run_restore(sandbox, snapshot, url=url, key=key)
+
+
+@sandbox_app.command()
+def snapshots(
+    drop: Annotated[list[str] | None, typer.Option(metavar="SNAPSHOT", help="Free it.")] = None,
+    url: Url = None,
+    key: Key = None,
+) -> None:
+    """List the snapshots that a server keeps."""
+    from rock.cli.sandbox import run_snapshots
+
+    run_snapshots(url=url, key=key, drop=drop or [])
 
 
 @sandbox_app.command()

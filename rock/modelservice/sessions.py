@@ -55,6 +55,7 @@ class Session:
         "opened_at",
         "priority",
         "prompt_tokens",
+        "restarted",
         "spec",
         "totals",
         "worker",
@@ -83,6 +84,8 @@ class Session:
         """In seconds since 1970."""
         self.limit: LimitName | None = None
         """Which limit closed it, if one did."""
+        self.restarted = False
+        """A process ended while the session was open, and with it every connection."""
         self.prompt_tokens = 0
         self.completion_tokens = 0
         """Both over all answers that said how many they had."""

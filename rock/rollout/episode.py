@@ -30,15 +30,17 @@ from rock.rollout.agent import AgentEnd, Place, Watch, act, agent_values, open_l
 from rock.rollout.events import OnEvent, PhaseEntered
 from rock.rollout.evidence import class_of_error, judge_agent
 from rock.rollout.grading import Exam, Integrity, SessionBench, Setting, lay_out
+from rock.rollout.networks import reach, reaches_of
 from rock.rollout.outcome import TABLE, Outcome, OutcomeClass, Phase, graded, outcome_of
 from rock.rollout.phases import Phases
 from rock.rollout.progress import Handle, Watchdog
 from rock.rollout.record import CommandSeen, Plan, Record, Usage, now, seen
 from rock.rollout.runfile import RunFile
+from rock.rollout.setups import KeptSetups
 from rock.rollout.task import LoadedTask
 from rock.rollout.trajectory import Exported, export, note_session
 from rock.rollout.workspace import keep_workspace
-from rock.sandbox.base import ExecResult, Provider, Sandbox, SandboxSpec
+from rock.sandbox.base import ExecResult, Origin, Provider, Sandbox, SandboxSpec
 from rock.sandbox.ending import to_the_end
 from rock.secrets import keeping, redact, redact_text
 from rock.types import Clock
@@ -63,6 +65,7 @@ class Tools:
     backend: str
     on_event: OnEvent
     clock: Clock = time.monotonic
+    setups: KeptSetups = field(default_factory=KeptSetups)
 
 
 @dataclass(slots=True)
@@ -71,6 +74,7 @@ class _Seen:
 
     session_id: str | None = None
     sandbox_id: str | None = None
+    sandbox_origin: Origin | None = None
     agent: CommandSeen | None = None
     grader: CommandSeen | None = None
     integrity: Integrity | None = None
@@ -133,6 +137,7 @@ class _Attempt:
         self.limits = tools.run.limits
         self.folder = folder
         self.handle = handle
+        self.reaches = reaches_of(tools.run, self.task)
         self.seen = _Seen()
         self.phases = Phases(
             tools.clock,
@@ -149,15 +154,9 @@ class _Attempt:
             exam = Exam(self.loaded, grader, self._setting())
             await stack.enter_async_context(exam)
             await self._prepare(exam, sandbox)
-            end, close_reason = await self._agent(sandbox)
+            end, info = await self._agent(sandbox)
             async with self.phases.enter(Phase.EXPORT, self.limits.export_seconds):
-                assert self.seen.session_id is not None
-                exported = await export(
-                    self.tools.admin,
-                    self.seen.session_id,
-                    self.folder,
-                    close_reason=close_reason,
-                )
+                exported = await export(self.tools.admin, info, self.folder)
                 self.seen.exported(exported)
             agent = self.tools.run.agent
             verdict = judge_agent(
@@ -174,21 +173,28 @@ class _Attempt:
 
     async def _provision(self, stack: AsyncExitStack) -> Sandbox:
         async with self.phases.enter(Phase.PROVISION, self.limits.provision_seconds):
-            sandbox = await self.tools.provider.create(self._spec())
+            sandbox = await self.tools.setups.create(
+                self.tools.provider, self._spec(), self.plan.episode_id
+            )
         stack.push_async_callback(self._teardown, sandbox)
         self.seen.sandbox_id = sandbox.id
+        self.seen.sandbox_origin = sandbox.origin
         return sandbox
 
     async def _prepare(self, exam: Exam, sandbox: Sandbox) -> None:
         """The task's initial state, what is kept from the agent, and the agent's own files."""
         seconds = self.task.timeouts.setup_seconds or self.limits.setup_seconds
         async with self.phases.enter(Phase.SETUP, seconds):
-            await lay_out(sandbox, self.loaded)
+            await reach(sandbox, self.reaches.agent)
+            if self.seen.sandbox_origin != "snapshot":
+                await lay_out(sandbox, self.loaded)
+                if (self.task.retry_from or self.tools.run.infra.retry_from) == "setup":
+                    await self.tools.setups.keep(self.plan.episode_id, sandbox)
             await exam.prepare(sandbox)
             for target, host in self.tools.run.agent.files.items():
                 await sandbox.upload(host, target)
 
-    async def _agent(self, sandbox: Sandbox) -> tuple[AgentEnd, str | None]:
+    async def _agent(self, sandbox: Sandbox) -> tuple[AgentEnd, wire.SessionInfo]:
         """Run the agent in a session of its own; how both ended."""
         run = self.tools.run
         timeout = self.task.timeouts.agent_seconds or run.agent.timeout_seconds
@@ -216,7 +222,7 @@ class _Attempt:
             self.seen.agent = seen(end.result)
             async with self.phases.enter(Phase.EXPORT, self.limits.export_seconds):
                 info = await self.tools.admin.close_session(session.session_id)
-            return end, info.close_reason
+            return end, info
         except BaseException:
             await to_the_end(self._revoke(session.session_id))
             raise
@@ -254,7 +260,7 @@ class _Attempt:
         try:
             async with asyncio.timeout(CLEANUP_SECONDS):
                 info = await admin.close_session(session_id, reason="revoked")
-                kept = await export(admin, session_id, self.folder, close_reason=info.close_reason)
+                kept = await export(admin, info, self.folder)
                 self.seen.exported(kept)
         except (ModelServiceError, TimeoutError, OSError) as exc:
             reason = str(exc) or type(exc).__name__
@@ -291,7 +297,11 @@ class _Attempt:
             labels=self.plan.labels(),
         )
         return Setting(
-            provider=self.tools.provider, spec=self._spec(), bench=bench, folder=self.folder
+            provider=self.tools.provider,
+            spec=self._spec(),
+            bench=bench,
+            folder=self.folder,
+            reaches=self.reaches,
         )
 
     def _spec(self) -> SandboxSpec:
@@ -377,6 +387,7 @@ class _Attempt:
             session_id=known.session_id,
             provider=self.tools.provider.name,
             sandbox_id=known.sandbox_id,
+            sandbox_origin=known.sandbox_origin,
             agent=known.agent,
             grader=known.grader,
             untrainable=known.untrainable,

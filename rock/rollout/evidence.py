@@ -4,7 +4,8 @@ Pure rules, in this order; the first that applies decides.
 
 1. The session closed as stale.
 2. A call ended without reaching the agent, and the agent did not get the same answer later: the
-   infrastructure's cause wins, whatever the agent's exit code says.
+   infrastructure's cause wins, whatever the agent's exit code says. So it is with an agent that failed
+   after a restart of ModelService, which may have lost a request before it was a call.
 3. The agent asked for more than its limits allow.
 4. The watch over its progress stopped it.
 5. How the agent's process ended.
@@ -21,6 +22,7 @@ from rock.errors import (
     BadUser,
     BadWorkdir,
     CallFailed,
+    CapacityExceeded,
     CommandNotFound,
     ConfigError,
     ContextLengthExceeded,
@@ -60,6 +62,8 @@ class SessionSeen:
     calls: Sequence[CallSeen]
     limit: str | None = None
     """Which limit closed it, if one did."""
+    restarted: bool = False
+    """ModelService was started again while it was open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +140,10 @@ def _judge_calls(end: ExecResult, session: SessionSeen) -> Verdict | None:
                 cls=OutcomeClass.UNDELIVERABLE_CALL,
                 detail=f"the answer to call {number} never reached the agent",
             )
+    if session.restarted and end.status is ExecStatus.EXITED and not end.ok:
+        # A request that the old process had not read yet left no trace in the journal.
+        detail = f"ModelService restarted under the agent, which {describe(end)}"
+        return Verdict(cls=OutcomeClass.UNDELIVERABLE_CALL, detail=detail)
     if calls and all(_waited_in_vain(call) for call in calls):
         return Verdict(cls=OutcomeClass.MODEL_FAILED, detail="no call was answered")
     return None
@@ -198,6 +206,7 @@ _ErrorRules: TypeAlias = Sequence[tuple[tuple[type[Exception], ...], OutcomeClas
 _BY_ERROR: Mapping[Phase, _ErrorRules] = {
     Phase.PROVISION: [
         ((ConfigError, BadUser), OutcomeClass.TASK_INVALID),
+        ((CapacityExceeded,), OutcomeClass.NO_ROOM),
         ((SandboxError, TimeoutError, OSError), OutcomeClass.SANDBOX_CREATE_FAILED),
     ],
     Phase.SETUP: [
@@ -217,6 +226,8 @@ _BY_ERROR: Mapping[Phase, _ErrorRules] = {
     ],
     Phase.GRADE: [
         ((TimeoutError,), OutcomeClass.SANDBOX_DIED),
+        # For the fresh sandbox that some graders want.
+        ((CapacityExceeded,), OutcomeClass.NO_ROOM),
         # A judge is asked through the service.
         ((UpstreamUnauthorized,), OutcomeClass.MODEL_UNAUTHORIZED),
         ((CallFailed, UpstreamError), OutcomeClass.MODEL_FAILED),

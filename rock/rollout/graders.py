@@ -17,12 +17,14 @@ from rock.config import TAG, Strict
 from rock.errors import ConfigError
 from rock.rollout.taskfiles import (
     AbsolutePath,
+    Argument,
     Argv,
     BoxPath,
     Files,
     SafePath,
     Seconds,
     TaskFile,
+    Variables,
     inlined,
 )
 
@@ -134,10 +136,10 @@ class Grader(GraderBase):
     """For `junit` and `pytest`: tests that count, as `path/test_x.py::test_y`; empty: all that ran."""
     score: Literal["all", "fraction"] = "all"
     """For `junit` and `pytest`: 1.0 when all that count passed, or the share that did."""
-    cwd: str = "{tests}"
-    env: dict[str, str] = Field(default_factory=dict)
+    cwd: Argument = "{tests}"
+    env: Variables = Field(default_factory=dict)
     stdin: str = ""
-    user: str | None = None
+    user: Argument | None = None
     tests_at: AbsolutePath | None = None
     """A fixed place for `files`, for graders that insist on one; it is emptied first."""
     stale: list[BoxPath] = Field(default=[])

@@ -19,7 +19,7 @@ from rock.rollout.events import GroupDone, OnEvent
 from rock.rollout.ledger import GroupPublished, GroupState
 from rock.rollout.outcome import outcome_json
 from rock.rollout.record import Plan, Record, now
-from rock.rollout.rundir import RunDir, plan_of
+from rock.rollout.rundir import GONE, RunDir, plan_of
 from rock.rollout.trajectory import read_rows
 
 
@@ -112,9 +112,7 @@ def final_record(directory: RunDir, group: GroupState, index: int) -> Record:
     if episode.final_attempt is not None:
         record = directory.read_record(plan, grading=episode.grading)
     if record is None:
-        raise LedgerError(
-            f"{directory.attempt_folder(plan)}: the record of a finished episode is gone"
-        )
+        raise LedgerError(f"{directory.attempt_folder(plan)}: {GONE}")
     return record
 
 

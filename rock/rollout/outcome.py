@@ -58,6 +58,7 @@ class OutcomeClass(enum.StrEnum):
     NO_PROGRESS = "no_progress"
     CONTEXT_LIMIT = "context_limit"
     SANDBOX_CREATE_FAILED = "sandbox_create_failed"
+    NO_ROOM = "no_room"
     SANDBOX_DIED = "sandbox_died"
     SETUP_FAILED = "setup_failed"
     SERVICE_FAILED = "service_failed"
@@ -122,6 +123,7 @@ TABLE: Mapping[OutcomeClass, Flags] = {
     ),
     OutcomeClass.CONTEXT_LIMIT: _counts("the agent's prompt did not fit the model's context"),
     OutcomeClass.SANDBOX_CREATE_FAILED: _infra("no sandbox could be made"),
+    OutcomeClass.NO_ROOM: _infra("the machine had no room for another sandbox at that moment"),
     OutcomeClass.SANDBOX_DIED: _infra("the sandbox went away or stopped answering"),
     OutcomeClass.SETUP_FAILED: _infra("files, session or listener could not be put in place"),
     OutcomeClass.SERVICE_FAILED: _infra("ModelService did not answer the harness"),
@@ -161,7 +163,14 @@ TABLE: Mapping[OutcomeClass, Flags] = {
     ),
 }
 
-RUN_AGAIN = frozenset({OutcomeClass.CANCELLED, OutcomeClass.INTERRUPTED, OutcomeClass.REDUNDANT})
+RUN_AGAIN = frozenset(
+    {
+        OutcomeClass.CANCELLED,
+        OutcomeClass.INTERRUPTED,
+        OutcomeClass.REDUNDANT,
+        OutcomeClass.NO_ROOM,
+    }
+)
 """Ends from without. An attempt that ended so is no failure, and does not use up attempts."""
 
 FULL_REWARD = 1.0

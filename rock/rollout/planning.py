@@ -4,8 +4,11 @@ resumed one."""
 from __future__ import annotations
 
 import asyncio
+import difflib
+import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from rock.errors import ConfigError, LedgerError
 from rock.modelservice.client.shards import AdminShards
@@ -28,6 +31,8 @@ from rock.rollout.scheduler.pool import Curriculum
 from rock.rollout.task import LoadedTask, digest_of, work_digest_of
 from rock.rollout.trajectory import rescue
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
@@ -39,6 +44,22 @@ class Selection:
     """Run episodes again that ended in an infrastructure failure, if the trainer has not taken them."""
     regrade: bool = False
     """Only grade finished episodes again; tasks and the run may have other graders than before."""
+
+    def check(self, directory: Path, task_ids: Collection[str]) -> None:
+        """A `ConfigError` for what makes no sense in `directory` with these tasks."""
+        for task_id in sorted(self.only or ()):
+            if task_id not in task_ids:
+                near = difflib.get_close_matches(task_id, task_ids, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"it has {len(task_ids)} others"
+                raise ConfigError(f"only: the run has no task {task_id!r} ({hint})")
+        if self.retry_infra and self.regrade:
+            raise ConfigError("retry, regrade: expected one of them; grading again runs no agent")
+        asked = "regrade" if self.regrade else "retry" if self.retry_infra else None
+        if asked is not None and not (directory / "run.json").exists():
+            raise ConfigError(
+                f"{asked}: expected the directory of a run that has begun, by --resume RUN or --out RUN "
+                f"(there is no run in {directory})"
+            )
 
 
 def policy_of(run: RunFile) -> SchedulePolicy:
@@ -78,9 +99,6 @@ class Planner:
         self._run = run
         self._chosen = chosen
         self._admin = admin
-        unknown = sorted((chosen.only or frozenset()) - tasks.keys())
-        if unknown:
-            raise ConfigError(f"only: the run has no task {unknown[0]!r}")
 
     async def plan(self) -> None:
         """Give every task its group, end what an earlier harness left, reopen what was asked for.
@@ -146,7 +164,7 @@ class Planner:
         """Give attempts in which an earlier harness died their end; their folders stay."""
         for group, index in list(self._ledger.state.interrupted()):
             plan = plan_for(self._directory, group, index, group.episodes[index].attempts)
-            record = self._directory.read_record(plan)
+            record = self._record_of(plan)
             session_id = await rescue(self._admin, self._directory.attempt_folder(plan))
             if record is None:
                 record = stopped_record(
@@ -156,6 +174,14 @@ class Planner:
             episode = group.episodes[index]
             final = is_final(record, episode, self._run.infra.max_attempts)
             await self._ledger.append(ended_line(record, final=final))
+
+    def _record_of(self, plan: Plan) -> Record | None:
+        """What an attempt that did not end had come to; half of it is nothing."""
+        try:
+            return self._directory.read_record(plan)
+        except LedgerError as exc:
+            log.warning("%s; the attempt counts as interrupted", exc)
+            return None
 
     async def _reopen_infra(self) -> None:
         events: list[Event] = [
@@ -239,9 +265,12 @@ def plan_for(directory: RunDir, group: GroupState, index: int, attempt: int) -> 
     )
 
 
+_NEVER_FINAL = frozenset({OutcomeClass.CANCELLED, OutcomeClass.INTERRUPTED, OutcomeClass.NO_ROOM})
+
+
 def is_final(record: Record, episode: EpisodeState, max_attempts: int) -> bool:
     """Whether no further attempt follows one that ended by itself, or with the harness."""
-    if record.outcome.cls in (OutcomeClass.CANCELLED, OutcomeClass.INTERRUPTED):
+    if record.outcome.cls in _NEVER_FINAL:
         return False
     return not record.outcome.retryable or episode.failures + 1 >= max_attempts
 

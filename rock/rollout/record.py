@@ -8,7 +8,7 @@ import msgspec
 
 from rock.rollout.integrity import Integrity
 from rock.rollout.outcome import Outcome, OutcomeClass
-from rock.sandbox.base import ExecResult
+from rock.sandbox.base import ExecResult, Origin
 
 SCHEMA = 1
 
@@ -95,6 +95,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     session_id: str | None = None
     provider: str | None = None
     sandbox_id: str | None = None
+    sandbox_origin: Origin | None = None
+    """`new`, `pool` (made ahead, never used), or `snapshot`: of an earlier attempt, after its setup."""
     agent: CommandSeen | None = None
     grader: CommandSeen | None = None
     untrainable: dict[str, int] = msgspec.field(default_factory=dict[str, int])

@@ -14,13 +14,14 @@ from pathlib import Path
 
 import msgspec
 
-from rock.errors import ModelServiceError, SandboxError, SandboxFileError, TaskError
+from rock.errors import ModelServiceError, SandboxError, SandboxFileError, TaskError, first_error
 from rock.rollout.episode import SLACK_SECONDS, Tools
 from rock.rollout.events import EpisodeGraded
 from rock.rollout.evidence import class_of_error, describe
 from rock.rollout.grading import Exam, SessionBench, Setting, lay_out
 from rock.rollout.groups import final_record
 from rock.rollout.ledger import EpisodeRegraded, GroupState
+from rock.rollout.networks import reach, reaches_of
 from rock.rollout.outcome import Outcome, OutcomeClass, Phase, graded, outcome_of
 from rock.rollout.record import Record, now, seen
 from rock.rollout.rundir import RunDir, plan_of
@@ -54,11 +55,15 @@ class Regrader:
         self.result = Regraded()
 
     async def run(self, groups: Sequence[GroupState]) -> Regraded:
-        async with asyncio.TaskGroup() as tasks:
-            for group in groups:
-                for index, episode in enumerate(group.episodes):
-                    if episode.final_attempt is not None:
-                        tasks.create_task(self._episode(group, index))
+        """Raises `LedgerError` when a record is gone or cannot be written."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for group in groups:
+                    for index, episode in enumerate(group.episodes):
+                        if episode.final_attempt is not None:
+                            tasks.create_task(self._episode(group, index))
+        except BaseExceptionGroup as errors:
+            raise first_error(errors) from None
         return self.result
 
     async def _episode(self, group: GroupState, index: int) -> None:
@@ -90,6 +95,7 @@ class Regrader:
             sandbox = await self._tools.provider.create(setting.spec)
         async with sandbox, Exam(loaded, grader, setting) as exam:
             async with asyncio.timeout(run.limits.setup_seconds):
+                await reach(sandbox, setting.reaches.agent)
                 await lay_out(sandbox, loaded)
                 await exam.prepare(sandbox)
                 await _replace(sandbox, task.workdir, tree)
@@ -124,6 +130,7 @@ class Regrader:
                 labels=labels,
             ),
             folder=self._directory.attempt_folder(plan_of(record)),
+            reaches=reaches_of(run, task),
         )
 
     async def _enter(self, group: GroupState, record: Record, outcome: Outcome) -> None:

@@ -88,6 +88,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Episodes whose last attempt ended in an infrastructure failure."""
     length_bias: LengthBias | None = None
     """What redundant episodes did to the lengths of the others; null without any."""
+    sandboxes: dict[str, int] = {}
+    """How many sandboxes were made for their episode (`new`), ahead (`pool`), or from a snapshot."""
 
 
 def report(records: Sequence[Record]) -> Report:
@@ -103,6 +105,7 @@ def report(records: Sequence[Record]) -> Report:
         pass_at_k=_pass_at_ks(list(by_task.values())),
         infra_failed=sum(record.outcome.cause == "infra" for record in records),
         length_bias=_length_bias(everything),
+        sandboxes=dict(Counter(r.sandbox_origin for r in everything if r.sandbox_origin)),
     )
 
 

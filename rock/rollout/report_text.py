@@ -67,6 +67,11 @@ def as_text(figures: Report) -> str:
         lines.append(f"pass@{item.k} {item.value:.3f} over {item.tasks} tasks")
     if (bias := figures.length_bias) is not None:
         lines.append(_bias_line(bias))
+    if figures.sandboxes.keys() - {"new"}:
+        lines.append(
+            f"sandboxes: {figures.sandboxes.get('new', 0)} new, {figures.sandboxes.get('pool', 0)} from "
+            f"the pool, {figures.sandboxes.get('snapshot', 0)} from a snapshot"
+        )
     if total.interval is not None:
         lines.append(f"interval: 95 %, {total.interval.method}")
     lines += [*_phase_lines(total), *_error_lines(total), _usage_line(total)]

@@ -23,13 +23,15 @@ from typing import Any, cast
 
 from rock.config import secret_values, validated
 from rock.errors import ConfigError, ProviderUnavailable
+from rock.modelservice.backends.config import read_backends
 from rock.modelservice.client.shards import AdminShards
 from rock.modelservice.hosting.supervise import ServiceProcess, kept_up
 from rock.rollout.durable import write_atomically
 from rock.rollout.episode import Tools
 from rock.rollout.events import OnEvent, RunEnded, RunStarted, ignore
-from rock.rollout.graders import BUILT_IN
+from rock.rollout.graders import BUILT_IN, QUEUE
 from rock.rollout.leaks import refuse_leaks
+from rock.rollout.networks import refuse_wide
 from rock.rollout.planning import Selection
 from rock.rollout.record import encode
 from rock.rollout.regrade import Regraded, Regrader
@@ -43,6 +45,7 @@ from rock.rollout.task import LoadedTask
 from rock.rollout.tasks import load_tasks
 from rock.sandbox.base import Provider
 from rock.sandbox.doctor import choose_provider, providers
+from rock.sandbox.pool import PooledProvider
 from rock.secrets import register
 
 EXIT_FINISHED = 0
@@ -105,13 +108,19 @@ async def run(
     where = directory or config.out or _new_directory(source)
     tasks = load_tasks(config.tasks, base=Path.cwd())
     _refuse_ungraded(config, tasks)
-    register(*secret_values(config.secrets))
+    refuse_wide(config, tasks)
+    register(*secret_values([*config.secrets, *_described(config, tasks)]))
     refuse_leaks(config, tasks)
     chosen = chosen or Selection()
+    chosen.check(where, {item.task_id for item in tasks})
     may_change = frozenset({"grader"}) if chosen.regrade else frozenset[str]()
     with RunDir.open(where.resolve(), config, source=text, may_change=may_change) as opened:
         async with AsyncExitStack() as stack:
             maker = await _provider(stack, config, provider, docker_host)
+            if config.pool is not None:
+                maker = await stack.enter_async_context(
+                    PooledProvider(maker, config.pool.policy(), owns_inner=False)
+                )
             address = service or await stack.enter_async_context(
                 _service(opened.path, config, _models(config, tasks))
             )
@@ -172,13 +181,35 @@ def _refuse_ungraded(config: RunFile, tasks: list[LoadedTask]) -> None:
             )
 
 
-def _models(config: RunFile, tasks: list[LoadedTask]) -> list[str]:
-    """Every backend that the run's ModelService must start: the agents' and the judges'."""
+def _described(config: RunFile, tasks: list[LoadedTask]) -> list[str]:
+    """The variables that hold the keys of described backends.
+
+    Raises `ConfigError` for a file that describes none, and for a model that it does not describe.
+    """
+    file = config.service.backends_file
+    if file is None:
+        return []
+    backends = read_backends(file)
+    for name in sorted(_asked(config, tasks)):
+        if name != QUEUE and not BUILT_IN.fullmatch(name) and name not in backends:
+            raise ConfigError(
+                f"model: {file} describes no backend {name!r} (expected one of {', '.join(backends)})"
+            )
+    return [backend.api_key_env for backend in backends.values() if backend.api_key_env]
+
+
+def _asked(config: RunFile, tasks: list[LoadedTask]) -> set[str]:
+    """Every model that is asked: the agents' and the judges'."""
     names = {config.model}
     for grader in (config.grader, *(item.task.grader for item in tasks)):
         if grader is not None:
             names |= grader.models()
-    return sorted(filter(BUILT_IN.fullmatch, names))
+    return names
+
+
+def _models(config: RunFile, tasks: list[LoadedTask]) -> list[str]:
+    """Every backend that the run's ModelService must start without a description."""
+    return sorted(filter(BUILT_IN.fullmatch, _asked(config, tasks)))
 
 
 async def _provider(

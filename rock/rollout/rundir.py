@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import itertools
 import os
 import platform
 import re
@@ -39,6 +40,10 @@ from rock.rollout.runfile import RunFile, differences
 from rock.secrets import redact
 
 SCHEMA = 1
+GONE = (
+    "the record of a finished episode is gone; put its folder back from a copy, or begin anew in "
+    "another directory"
+)
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 
 
@@ -103,10 +108,12 @@ class RunDir:
         except BaseException:
             os.close(lock)
             raise
-        if ledger.state.run_id not in (None, info.run_id):
+        try:
+            _fits(ledger, path, info)
+        except LedgerError:
             ledger.close()
             os.close(lock)
-            raise LedgerError(f"{path}: ledger.jsonl and run.json are of different runs")
+            raise
         return cls(path, info, ledger, lock)
 
     async def begin(self) -> None:
@@ -118,11 +125,8 @@ class RunDir:
     def run_id(self) -> str:
         return self.info.run_id
 
-    def attempt_folder(self, plan: Plan, *, attempt: int | None = None) -> Path:
-        number = plan.attempt if attempt is None else attempt
-        return (
-            self.path / "episodes" / file_name(plan.task_id) / str(plan.index) / f"attempt-{number}"
-        )
+    def attempt_folder(self, plan: Plan) -> Path:
+        return self.path / attempt_path(plan)
 
     def write_record(self, record: Record) -> None:
         """Put the record in its attempt's folder; durable on return. Raises `LedgerError`."""
@@ -135,13 +139,18 @@ class RunDir:
 
     def read_record(self, plan: Plan, *, grading: int = 1) -> Record | None:
         """The attempt's record, None when it never got one. Raises `LedgerError` for a broken one."""
-        path = self.attempt_folder(plan) / file_name_of(grading)
+        return _read_record(self.attempt_folder(plan) / file_name_of(grading), plan)
+
+    def set_aside(self, plan: Plan) -> None:
+        """Move away what lies where a new attempt will work: the ledger, which knows nothing of it,
+        has lost lines. Else an old record could pass for the new one's. Raises `LedgerError`."""
+        folder = self.attempt_folder(plan)
         try:
-            return decode(path.read_bytes())
-        except FileNotFoundError:
-            return None
-        except msgspec.DecodeError as exc:
-            raise LedgerError(f"{path}: not a record: {exc}") from exc
+            if folder.exists():
+                left = (folder.with_name(f"left-{n}-{folder.name}") for n in itertools.count(1))
+                folder.rename(next(path for path in left if not path.exists()))
+        except OSError as exc:
+            raise LedgerError(f"{folder}: cannot be moved away: {exc.strerror}") from exc
 
     def close(self) -> None:
         """Let go of the directory. Safe to call twice."""
@@ -160,6 +169,11 @@ class RunDir:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def attempt_path(plan: Plan) -> Path:
+    """Where an attempt's files are, in a run directory."""
+    return Path("episodes", file_name(plan.task_id), str(plan.index), f"attempt-{plan.attempt}")
 
 
 def plan_of(record: Record) -> Plan:
@@ -186,19 +200,60 @@ def read_info(path: Path) -> RunInfo:
     return info
 
 
+def _read_record(file: Path, plan: Plan) -> Record | None:
+    """None where there is none. Raises `LedgerError` for a broken one and for another attempt's."""
+    try:
+        record = decode(file.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as exc:
+        raise LedgerError(f"{file}: cannot be read: {exc.strerror}") from exc
+    except msgspec.DecodeError as exc:
+        raise LedgerError(f"{file}: not a record: {exc}") from exc
+    if plan_of(record) != plan:
+        raise LedgerError(
+            f"{file}: it is the record of another attempt: {record.episode_id} in run {record.run_id}"
+        )
+    return record
+
+
 def read_records(path: Path) -> list[Record]:
-    """The final records of a run directory, in the ledger's order, without taking its lock."""
-    read_info(path)
+    """The final records of a run directory, in the ledger's order, without taking its lock.
+
+    Raises `LedgerError` for one that is gone or broken.
+    """
+    info = read_info(path)
     ledger = path / "ledger.jsonl"
     state, _ = replay(ledger.read_bytes() if ledger.exists() else b"", source=str(ledger))
     records: list[Record] = []
     for group in state.groups.values():
         for index, episode in enumerate(group.episodes):
-            if episode.final_attempt is not None:
-                name = file_name(group.plan.task_id)
-                folder = path / "episodes" / name / str(index) / f"attempt-{episode.final_attempt}"
-                records.append(decode((folder / file_name_of(episode.grading)).read_bytes()))
+            if episode.final_attempt is None:
+                continue
+            plan = Plan(
+                run_id=info.run_id,
+                group_id=group.plan.group_id,
+                task_id=group.plan.task_id,
+                index=index,
+                attempt=episode.final_attempt,
+            )
+            folder = path / attempt_path(plan)
+            record = _read_record(folder / file_name_of(episode.grading), plan)
+            if record is None:
+                raise LedgerError(f"{folder}: {GONE}")
+            records.append(record)
     return records
+
+
+def _fits(ledger: Ledger, path: Path, info: RunInfo) -> None:
+    """Raises `LedgerError` unless it is this run's ledger."""
+    if ledger.state.run_id is None and (path / "episodes").exists():
+        raise LedgerError(
+            f"{path}: its ledger.jsonl is gone, and with it what is done; put it back from a copy, or "
+            "begin anew in another directory"
+        )
+    if ledger.state.run_id not in (None, info.run_id):
+        raise LedgerError(f"{path}: ledger.jsonl and run.json are of different runs")
 
 
 def _take(lock: int, path: Path) -> None:

@@ -16,9 +16,11 @@ from rock.config import Strict, kind_of, read_environment, validated
 from rock.errors import ConfigError
 from rock.modelservice.wire import TRAINED, ChainClass
 from rock.rollout.graders import BUILT_IN, QUEUE, AnyGrader, FunctionName, backend
+from rock.rollout.networks import Reachable, check_run
+from rock.rollout.pooling import PoolConfig
 from rock.rollout.presets import PRESETS, Preset
-from rock.rollout.taskfiles import AbsolutePath, Seconds
-from rock.rollout.tasks.files import read_yaml
+from rock.rollout.taskfiles import AbsolutePath, Argument, Seconds, Variables, is_there
+from rock.rollout.tasks.plain import read_yaml
 from rock.sandbox.base import Limits, Mount
 
 Count = Annotated[int, Field(ge=1, le=100_000)]
@@ -41,7 +43,7 @@ class MountConfig(Strict):
 class AgentConfig(Strict):
     """The agent program and what it finds in its sandbox."""
 
-    command: list[str] = Field(
+    command: list[Argument] = Field(
         default=[],
         description="Program and arguments; {instruction} {workdir} {task_id} {model} {base_url} "
         "{api_key} are filled in. No shell is involved.",
@@ -62,18 +64,20 @@ class AgentConfig(Strict):
         description="Where a preset is: a folder that has it, image for a program of the image, "
         "null for where `make test-clients` installs.",
     )
-    env: dict[str, str] = Field(
+    env: Variables = Field(
         default={},
         description="Environment, with the same placeholders. OPENAI_BASE_URL, OPENAI_API_KEY, "
         "ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY are always there.",
     )
     timeout_seconds: Seconds = Field(default=1800.0, description="Time limit of the agent.")
-    cwd: str = Field(default="{workdir}", description="Directory in which the agent starts.")
+    cwd: Argument = Field(default="{workdir}", description="Directory in which the agent starts.")
     files: dict[AbsolutePath, Path] = Field(
         default={}, description="Sandbox path → host file or folder, copied in before the start."
     )
     mounts: list[MountConfig] = Field(default=[], description="Host paths shown in the sandbox.")
-    user: str | None = Field(default=None, description="User in the sandbox; null is the default.")
+    user: Argument | None = Field(
+        default=None, description="User in the sandbox; null is the default."
+    )
     no_progress_seconds: Seconds | None = Field(
         default=900.0,
         description="The agent is stopped when it neither asks the model nor uses the processor for "
@@ -154,6 +158,15 @@ class InfraConfig(Strict):
     )
     backoff_seconds: Annotated[float, Field(ge=0, le=600)] = Field(
         default=1.0, description="Wait before the second attempt; doubles, with jitter, up to 60 s."
+    )
+    retry_from: Literal["start", "setup"] = Field(
+        default="start",
+        description="Where a further attempt begins: at the start, or with the files as they were after "
+        "the task's setup, which then does not run again.",
+    )
+    no_room_seconds: Seconds = Field(
+        default=600.0,
+        description="How long a machine may have no room for a single sandbox before the run gives up.",
     )
     max_failed_fraction: Fraction = Field(
         default=0.2,
@@ -248,17 +261,30 @@ class ServiceSection(Strict):
 class RunFile(Strict):
     """One run: tasks by episodes, an agent, a model, a place for the results."""
 
-    tasks: str = Field(description="humaneval, humaneval:0-11, or a path to task files.")
+    tasks: Argument = Field(description="humaneval, humaneval:0-11, or a path to task files.")
     agent: AgentConfig = Field(description="The agent program.")
     episodes_per_task: Count = Field(default=1, description="Group size: episodes of each task.")
     concurrency: Count = Field(default=4, description="Episodes that run at the same time.")
     provider: Literal["auto", "docker", "local"] = Field(
         default="auto", description="Who makes sandboxes; auto takes docker where it answers."
     )
-    image: str | None = Field(
+    image: Argument | None = Field(
         default=None, description="Image of tasks that name none; null is the host's programs."
     )
     grader: AnyGrader | None = Field(default=None, description="Grader of tasks that bring none.")
+    network: Reachable = Field(
+        default="model",
+        description="What the agent may reach: model (and none), allowlist, full; no task gets more.",
+    )
+    grade_network: Reachable = Field(
+        default="none", description="What may be reached while the work is graded."
+    )
+    allowed_hosts: list[str] = Field(
+        default=[], description="Hosts of allowlist: pypi.org, *.example.com, git.example.com:8443."
+    )
+    pool: PoolConfig | None = Field(
+        default=None, description="Sandboxes made ahead; null makes each when it is needed."
+    )
     model: Annotated[str, AfterValidator(backend)] = Field(
         default=QUEUE,
         description="queue (a trainer answers), litellm:NAME (a hosted model), openai:NAME, "
@@ -311,6 +337,7 @@ class RunFile(Strict):
     def _consistent(self) -> Self:
         if self.schedule.min_valid > self.episodes_per_task:
             raise ValueError("schedule.min_valid: expected at most episodes_per_task")
+        check_run(self)
         return self
 
     @model_validator(mode="after")
@@ -337,7 +364,16 @@ class RunFile(Strict):
 
 
 FREE_TO_CHANGE = frozenset(
-    {"concurrency", "out", "infra", "service", "schedule", "consume_timeout_seconds", "secrets"}
+    {
+        "concurrency",
+        "out",
+        "infra",
+        "service",
+        "schedule",
+        "consume_timeout_seconds",
+        "secrets",
+        "pool",
+    }
 )
 """Fields that a resumed run may change: they do not change what an episode means."""
 
@@ -386,7 +422,7 @@ def resolve(run: RunFile, path: Path) -> RunFile:
         agent = _expanded(agent, preset, base, f"{path}: agent")
         limits = _roomy(limits, preset)
     tasks = run.tasks
-    if (base / tasks).exists():
+    if is_there(base / tasks):
         tasks = str((base / tasks).resolve())
     out = (base / run.out).resolve() if run.out is not None else None
     grader = run.grader and run.grader.located(base, where=f"{path}: grader")
@@ -422,7 +458,7 @@ def _expanded(agent: AgentConfig, preset: Preset, base: Path, where: str) -> Age
         folder = base / agent.install if agent.install else read_environment().clients_dir
         for name, target in preset.mounts.items():
             source = folder / name
-            if not source.exists():
+            if not is_there(source):
                 raise ConfigError(
                     f"{where}.preset: {preset.name} is not in {folder}; {preset.how_to_install()}"
                 )
@@ -441,7 +477,7 @@ def _roomy(limits: LimitsConfig, preset: Preset) -> LimitsConfig:
 
 
 def _existing(host: Path, where: str) -> Path:
-    if not host.exists():
+    if not is_there(host):
         raise ConfigError(f"{where}: no such file or folder: {host}")
     return host.resolve()
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import tenacity
 
-from rock.errors import RunFailed
+from rock.errors import RunFailed, first_error
 from rock.rollout.curriculum import curriculum
 from rock.rollout.episode import Save, Tools, run_attempt
 from rock.rollout.events import AttemptDone, GroupLeftOut
@@ -36,6 +36,7 @@ from rock.rollout.planning import (
 )
 from rock.rollout.progress import Handle
 from rock.rollout.record import Plan, Record, now
+from rock.rollout.room import RoomWatch
 from rock.rollout.rundir import RunDir
 from rock.rollout.runfile import InfraConfig
 from rock.rollout.scheduler.core import Scheduler
@@ -97,6 +98,7 @@ class Runner:
         self._publishing: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._failure: RunFailed | None = None
+        self._room = RoomWatch(tools.run.infra.no_room_seconds)
 
     async def plan(self) -> None:
         """Give every task its group, the same as before when the run is resumed. Raises `LedgerError`."""
@@ -120,13 +122,14 @@ class Runner:
                 await self._drive(scheduler, heart, tasks)
                 beating.cancel()
         except BaseExceptionGroup as errors:
-            # The first own error; the rest only followed from it.
-            failure = _first(errors)
+            failure = first_error(errors)
             if not isinstance(failure, RunFailed):
                 raise failure from None
             return await self._gave_up(heart, failure)
         except RunFailed as failure:
             return await self._gave_up(heart, failure)
+        finally:
+            self._tools.setups.forget_all()
         return None
 
     async def _gave_up(self, heart: Heartbeat, failure: RunFailed) -> str:
@@ -248,6 +251,7 @@ class Runner:
             await self._enter(group, record, running)
 
         try:
+            await asyncio.to_thread(self._directory.set_aside, plan)
             await self._ledger.append(
                 AttemptStarted(
                     group_id=plan.group_id, index=plan.index, attempt=plan.attempt, at=now()
@@ -281,7 +285,14 @@ class Runner:
         if cls is OutcomeClass.REDUNDANT:
             final = running.final_when_stopped
         await self._ledger.append(ended_line(record, final=final))
-        running.ending = self._ending(record, final=final, failures=episode.failures)
+        if record.sandbox_id is not None:
+            self._room.given()
+        if final:
+            self._tools.setups.forget(record.episode_id)
+        if cls is OutcomeClass.NO_ROOM:
+            running.ending = self._no_room(record)
+        else:
+            running.ending = self._ending(record, final=final, failures=episode.failures)
         self._tools.on_event(AttemptDone(record=record, final=final))
         if cls is OutcomeClass.MODEL_UNAUTHORIZED:
             self._failure = RunFailed(f"the model refuses the key: {record.outcome.detail}")
@@ -295,6 +306,17 @@ class Runner:
         if record.outcome.cls in RUN_AGAIN or record.outcome.cls is OutcomeClass.STALE:
             return Ending(kind="again")
         return Ending(kind="again", after_seconds=backoff_seconds(self._run.infra, failures))
+
+    def _no_room(self, record: Record) -> Ending:
+        """The attempt is made again, with fewer beside it."""
+        others = len(self._running) - 1
+        if self._room.refused(others=others, now=self._tools.clock()):
+            self._failure = RunFailed(
+                f"the machine had no room for one sandbox in {self._run.infra.no_room_seconds:g} s "
+                f"(infra.no_room_seconds); the run can be resumed: {record.outcome.detail}"
+            )
+        pause = backoff_seconds(self._run.infra, self._room.refusals)
+        return Ending(kind="again", after_seconds=pause, no_room=True)
 
     def _count_infra(self) -> None:
         """Give up as soon as more episodes have failed than the run file allows."""
@@ -339,9 +361,3 @@ def backoff_seconds(infra: InfraConfig, failures: int) -> float:
     state = tenacity.RetryCallState(tenacity.AsyncRetrying(), fn=None, args=(), kwargs={})
     state.attempt_number = max(1, failures)
     return float((wait + jitter)(state))
-
-
-def _first(error: BaseException) -> BaseException:
-    """The first error in a group of groups."""
-    nested: Sequence[BaseException] = getattr(error, "exceptions", ())
-    return _first(nested[0]) if nested else error

@@ -18,13 +18,16 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from rock.config import Strict
 from rock.rollout.graders import AnyGrader
+from rock.rollout.networks import Reachable
 from rock.rollout.taskfiles import (
     AbsolutePath,
+    Argument,
     Argv,
     BoxPath,
     Files,
     Seconds,
     TaskFile,
+    Variables,
     check_source,
 )
 
@@ -64,8 +67,8 @@ class Solution(Strict):
     files: Files = Field(default_factory=dict)
     at: AbsolutePath | None = None
     """A fixed place for `files`; null: a directory under a new name."""
-    env: dict[str, str] = Field(default_factory=dict)
-    user: str | None = None
+    env: Variables = Field(default_factory=dict)
+    user: Argument | None = None
 
 
 class Timeouts(Strict):
@@ -83,8 +86,8 @@ class Task(Strict):
     instruction: Annotated[str, Field(min_length=1), AfterValidator(_fits_an_argument)]
     files: Files = Field(default_factory=dict)
     workdir: AbsolutePath = "/workspace"
-    image: str | None = None
-    setup: list[str] = Field(default=[])
+    image: Argument | None = None
+    setup: list[Argument] = Field(default=[])
     """A command that runs in the working directory when `files` are there, before the agent."""
     hide: list[BoxPath] = Field(default=[])
     """Paths of the image that the agent must not see, such as tests and solutions. They are taken
@@ -100,6 +103,14 @@ class Task(Strict):
     """Kinds that the task is of, for quotas and curricula."""
     metadata: dict[str, Any] = Field(default_factory=dict)
     timeouts: Timeouts = Timeouts()
+    network: Reachable | None = None
+    """What the agent and the setup may reach; null is the run's, and more than that is refused."""
+    grade_network: Reachable | None = None
+    """The same while the work is graded."""
+    allowed_hosts: list[str] | None = None
+    """Hosts of `allowlist`; null is the run's."""
+    retry_from: Literal["start", "setup"] | None = None
+    """Where a further attempt begins; null is the run's `infra.retry_from`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,17 @@ from __future__ import annotations
 import base64
 import binascii
 import stat
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from rock.config import Strict
 from rock.errors import ConfigError
+
+MAX_NAME_BYTES, MAX_PATH_BYTES = 255, 2048
+"""Of a file's name, and of a path to which the working directory is still to be added."""
 
 
 def safe_relative(path: str) -> str:
@@ -25,6 +29,13 @@ def safe_relative(path: str) -> str:
         raise ValueError("expected a relative file path, like 'src/main.py'")
     if pure.is_absolute() or ".." in pure.parts:
         raise ValueError("expected a path inside the directory: not absolute and without '..'")
+    if len(path.encode()) > MAX_PATH_BYTES or any(
+        len(p.encode()) > MAX_NAME_BYTES for p in pure.parts
+    ):
+        raise ValueError(
+            f"expected names of at most {MAX_NAME_BYTES} bytes and {MAX_PATH_BYTES} in all, which is "
+            "what file systems take"
+        )
     return str(pure)
 
 
@@ -49,11 +60,27 @@ def _from_shorthand(value: Any) -> Any:
     return {"text": value} if isinstance(value, str) else value
 
 
+def _without_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("expected text without NUL, which no program can be given")
+    return text
+
+
+def _variable_name(name: str) -> str:
+    if not name or "=" in name or "\0" in name:
+        raise ValueError("expected a variable's name: not empty, without '=' and NUL")
+    return name
+
+
 SafePath = Annotated[str, AfterValidator(safe_relative)]
+Argument = Annotated[str, AfterValidator(_without_nul)]
+"""What a program or the system is given."""
+Variables = dict[Annotated[str, AfterValidator(_variable_name)], Argument]
+"""Of the environment."""
 AbsolutePath = Annotated[str, AfterValidator(absolute)]
 BoxPath = Annotated[str, AfterValidator(_inside_the_box)]
 """Absolute, or relative to the working directory."""
-Argv = Annotated[list[str], Field(min_length=1)]
+Argv = Annotated[list[Argument], Field(min_length=1)]
 Seconds = Annotated[float, Field(gt=0, le=7 * 24 * 3600)]
 
 
@@ -85,7 +112,37 @@ class TaskFile(Strict):
         return None if self.text is None else self.text.encode()
 
 
-Files = dict[SafePath, Annotated[TaskFile, BeforeValidator(_from_shorthand)]]
+def _each_once(value: object) -> object:
+    """Refuse two spellings of one path, of which only the last would be kept."""
+    names: set[str] = set()
+    for key in _keys(value):
+        name = str(PurePosixPath(key)) if isinstance(key, str) else ""
+        if name in names:
+            raise ValueError(f"expected each file once: {name[:80]!r} is given twice")
+        names.add(name)
+    return value
+
+
+def _keys(value: object) -> Iterable[object]:
+    return cast("Mapping[object, object]", value) if isinstance(value, Mapping) else ()
+
+
+def _no_file_in_a_file(files: dict[str, TaskFile]) -> dict[str, TaskFile]:
+    for name in files:
+        for parent in PurePosixPath(name).parents:
+            outer = files.get(str(parent))
+            if outer is not None and outer.source is None:
+                raise ValueError(
+                    f"expected {str(parent)[:80]!r} to be a file or a folder, not both"
+                )
+    return files
+
+
+Files = Annotated[
+    dict[SafePath, Annotated[TaskFile, BeforeValidator(_from_shorthand)]],
+    BeforeValidator(_each_once),
+    AfterValidator(_no_file_in_a_file),
+]
 
 
 def check_source(folder: Path, relative: str, *, where: str) -> None:
@@ -118,7 +175,7 @@ def inlined(files: Files, base: Path, *, where: str) -> Files:
             result[name] = file
             continue
         source = base / file.source
-        if not source.exists():
+        if not is_there(source):
             raise ConfigError(f"{where}.{name}.source: no such file or folder: {source}")
         for item in sorted(source.rglob("*")) if source.is_dir() else [source]:
             if item.is_file():
@@ -126,9 +183,26 @@ def inlined(files: Files, base: Path, *, where: str) -> Files:
     return result
 
 
-def read_text(path: Path) -> str:
+def is_there(path: Path) -> bool:
+    """Whether there is something at `path`, which may be no path at all."""
+    try:
+        path.stat()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def read_text(path: Path, *, max_bytes: int | None = None) -> str:
     """The file as UTF-8 text, or a `ConfigError` that says what is wrong with it."""
     try:
+        found = path.stat()
+        if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+            # It could go on for ever, and is needed again when the run is resumed.
+            raise ConfigError(f"{path}: expected a regular file, not a pipe or a device")
+        if max_bytes is not None and found.st_size > max_bytes:
+            raise ConfigError(
+                f"{path}: expected at most {max_bytes} bytes (given: {found.st_size})"
+            )
         return path.read_text(encoding="utf-8")
     except OSError as exc:
         raise ConfigError(f"{path}: cannot be read: {exc.strerror}") from exc

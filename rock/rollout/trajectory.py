@@ -41,22 +41,23 @@ class Exported:
     """The policy version of the first sampled token."""
 
 
-async def export(
-    admin: AdminShards, session_id: str, folder: Path, *, close_reason: str | None
-) -> Exported:
-    """Fetch the session's trajectory and store it in `folder`, durable on return.
+async def export(admin: AdminShards, info: wire.SessionInfo, folder: Path) -> Exported:
+    """Fetch the trajectory of a closed session and store it in `folder`, durable on return.
 
     Raises `ModelServiceError` or `OSError`.
     """
-    trajectory = await admin.trajectory(session_id)
-    return await asyncio.to_thread(_exported, folder, trajectory, close_reason)
+    trajectory = await admin.trajectory(info.session_id)
+    return await asyncio.to_thread(_exported, folder, trajectory, info)
 
 
-def _exported(folder: Path, trajectory: wire.Trajectory, close_reason: str | None) -> Exported:
+def _exported(folder: Path, trajectory: wire.Trajectory, info: wire.SessionInfo) -> Exported:
     _store(folder, trajectory)
     return Exported(
         session=SessionSeen(
-            close_reason=close_reason, calls=calls_seen(trajectory.calls), limit=trajectory.limit
+            close_reason=info.close_reason,
+            calls=calls_seen(trajectory.calls),
+            limit=info.limit,
+            restarted=info.restarted,
         ),
         usage=usage_of(trajectory),
         untrainable=trajectory.untrainable,
@@ -85,7 +86,7 @@ async def rescue(admin: AdminShards, folder: Path) -> str | None:
         session_id = (folder / SESSION_FILE).read_text()
         async with asyncio.timeout(RESCUE_SECONDS):
             info = await admin.close_session(session_id, reason="revoked")
-            await export(admin, session_id, folder, close_reason=info.close_reason)
+            await export(admin, info, folder)
     except FileNotFoundError:
         return None
     except (ModelServiceError, TimeoutError, OSError) as exc:

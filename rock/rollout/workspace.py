@@ -4,11 +4,14 @@ again without being done again."""
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import stat
 from pathlib import Path
 
 from rock.errors import SandboxDied, SandboxError
 from rock.sandbox.base import Sandbox
+from rock.secrets import redact, redact_text
 
 FOLDER = "workspace"
 _PART = "workspace.part"
@@ -19,12 +22,13 @@ async def keep_workspace(
 ) -> str | None:
     """Copy the working directory to the attempt's folder; None, or why it could not be kept.
 
-    Raises `SandboxDied`.
+    Secrets in it, which a model may have said, are replaced. Raises `SandboxDied`.
     """
     part, whole = folder / _PART, folder / FOLDER
     try:
         await asyncio.to_thread(_clear, folder, part, whole)
         await sandbox.download(workdir, part, max_bytes=max_bytes)
+        await asyncio.to_thread(redact_tree, part)
         await asyncio.to_thread(part.rename, whole)
     except SandboxDied:
         raise
@@ -32,6 +36,40 @@ async def keep_workspace(
         await asyncio.to_thread(shutil.rmtree, part, ignore_errors=True)
         return str(exc) or type(exc).__name__
     return None
+
+
+def redact_tree(tree: Path) -> None:
+    """Replace registered secrets in a tree's files, links and names, as `rock.secrets` does elsewhere.
+
+    What a program has compressed or encrypted is not looked into. Raises `OSError`.
+    """
+    for folder, folders, files in os.walk(tree, topdown=False):
+        for name in (*files, *folders):
+            path = Path(folder, name)
+            if path.is_symlink():
+                _redact_link(path)
+            elif path.is_file():
+                _redact_file(path)
+            if (told := redact_text(name)) != name:
+                path.rename(path.with_name(told))
+
+
+def _redact_link(path: Path) -> None:
+    target = str(path.readlink())
+    if (told := redact_text(target)) != target:
+        path.unlink()
+        path.symlink_to(told)
+
+
+def _redact_file(path: Path) -> None:
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if not mode & stat.S_IRUSR:
+        path.chmod(mode | stat.S_IRUSR)
+    data = path.read_bytes()
+    if (told := redact(data)) is not data:
+        path.chmod(mode | stat.S_IRUSR | stat.S_IWUSR)
+        path.write_bytes(told)
+    path.chmod(mode)
 
 
 def _clear(folder: Path, *trees: Path) -> None:

@@ -15,7 +15,7 @@ import msgspec
 from rock.errors import BadRequest, RockError, SandboxError, any_error_for
 from rock.sandbox.base import SandboxSpec
 from rock.sandbox.command import Death, ExecResult, ProcessInfo
-from rock.sandbox.state import Capability, ResetReceipt
+from rock.sandbox.state import Capability, Changes, ResetReceipt
 
 T = TypeVar("T")
 
@@ -85,6 +85,24 @@ class CreateRequest(msgspec.Struct, frozen=True, kw_only=True):
     spec: SandboxSpec = SandboxSpec()
     lease_seconds: float = 60.0
     """Stopped when no client has asked for it for so long; 0 keeps it for its whole lifetime."""
+    snapshot: str | None = None
+    """Whose files it starts from."""
+
+
+class SnapshotRequest(msgspec.Struct, frozen=True, kw_only=True):
+    lease_seconds: float = 0.0
+    """Dropped when nobody has asked for it for so long; 0 keeps it until it is dropped."""
+
+
+class RestoreRequest(msgspec.Struct, frozen=True, kw_only=True):
+    snapshot: str
+
+
+class SnapshotInfo(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    sandbox: str
+    """Whose files it has."""
+    age_seconds: float
 
 
 class ExecRequestBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,6 +180,16 @@ _PATHS: dict[str, dict[str, tuple[str, Any, Any]]] = {
     "/v1/sandboxes/{id}/exec": {"post": ("Run a command to its end", ExecRequestBody, ExecResult)},
     "/v1/sandboxes/{id}/processes": {"get": ("What runs inside", None, list[ProcessInfo])},
     "/v1/sandboxes/{id}/reset": {"post": ("Back to how it was made", None, ResetReceipt)},
+    "/v1/sandboxes/{id}/snapshot": {
+        "post": ("Keep its files as they are", SnapshotRequest, SnapshotInfo)
+    },
+    "/v1/sandboxes/{id}/restore": {
+        "post": ("Back to a snapshot of the same kind", RestoreRequest, ResetReceipt)
+    },
+    "/v1/sandboxes/{id}/diff": {"get": ("What was written since it was made", None, Changes)},
+    "/v1/snapshots": {"get": ("Every snapshot", None, list[SnapshotInfo])},
+    "/v1/snapshots/{id}": {"delete": ("Drop it", None, None)},
+    "/v1/snapshots/{id}/renew": {"post": ("Renew its lease", None, None)},
     "/v1/sandboxes/{id}/pause": {"post": ("Stop its processes where they are", None, None)},
     "/v1/sandboxes/{id}/resume": {"post": ("Let them go on", None, None)},
     "/v1/sandboxes/{id}/renew": {"post": ("Renew its lease", None, None)},

@@ -22,7 +22,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Self, TypeAlias
 
 from rock.errors import NotSupported, SandboxError
 from rock.sandbox.command import (
@@ -36,9 +36,10 @@ from rock.sandbox.command import (
     Shell,
     TerminalSize,
 )
-from rock.sandbox.state import Capability, ResetReceipt, Snapshot
+from rock.sandbox.state import Capability, Changes, ResetReceipt, Snapshot
 
 __all__ = [
+    "DEFAULT_DIFF_ENTRIES",
     "DEFAULT_OUTPUT_LIMIT_BYTES",
     "DEFAULT_READ_LIMIT_BYTES",
     "DEFAULT_TREE_LIMIT_BYTES",
@@ -48,6 +49,7 @@ __all__ = [
     "ExecStatus",
     "Limits",
     "Mount",
+    "Origin",
     "Process",
     "ProcessInfo",
     "Provider",
@@ -57,6 +59,8 @@ __all__ = [
     "TerminalSize",
 ]
 
+Origin: TypeAlias = Literal["new", "pool", "snapshot"]
+DEFAULT_DIFF_ENTRIES = 10_000
 DEFAULT_READ_LIMIT_BYTES = 64 * 1024 * 1024
 DEFAULT_TREE_LIMIT_BYTES = 1024**3
 DEFAULT_TREE_LIMIT_ENTRIES = 100_000
@@ -128,6 +132,8 @@ class Sandbox(ABC):
 
     id: str
     spec: SandboxSpec
+    origin: Origin = "new"
+    """How it came to be: made for whoever asked, or ahead (`pool`), or from a snapshot."""
 
     @abstractmethod
     async def exec(
@@ -283,6 +289,13 @@ class Sandbox(ABC):
     async def snapshot(self) -> Snapshot:
         """Keep the files as they are now. Raises `SandboxBusy` while a command runs, `NotSupported`."""
         raise NotSupported("snapshot: this provider keeps no states")
+
+    async def diff(self, *, max_entries: int = DEFAULT_DIFF_ENTRIES) -> Changes:
+        """What was written and removed since it was made, which is what a reset would undo.
+
+        Writable mounts are the host's and not in it. Raises `NotSupported`, `SandboxBusy`.
+        """
+        raise NotSupported("diff: this provider does not know what was written")
 
     async def restore(self, snapshot: Snapshot) -> ResetReceipt:
         """Like `reset`, but back to `snapshot`, which must be of a sandbox made of the same."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -16,10 +17,11 @@ from dataclasses import dataclass
 
 from rock.errors import NotSupported, SandboxBusy, SandboxDied, SandboxError
 from rock.sandbox import frames
+from rock.sandbox.changes import read_changes
 from rock.sandbox.channel import Channel
 from rock.sandbox.frames import FrameType
 from rock.sandbox.layering import Layers
-from rock.sandbox.state import Layer, ResetReceipt, ResetTier, Snapshot
+from rock.sandbox.state import Changes, Layer, ResetReceipt, ResetTier, Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -125,6 +127,27 @@ class BoxState:
             for layer in chain:
                 layer.hold()
             return Snapshot(secrets.token_hex(6), self._made_of, chain)
+
+    async def diff(self, max_entries: int) -> Changes:
+        """What was written since it was made. Commands may go on meanwhile."""
+        layers = self._supports("diff")
+        if self._changing.locked():
+            raise SandboxBusy("the sandbox's state is being changed; ask again when that is over")
+        async with self._changing:
+            uppers: list[int] = []
+            try:
+                for layer in self._written():
+                    uppers.append(await layers.open_upper(layer))
+                return await asyncio.to_thread(read_changes, uppers, max_entries=max_entries)
+            finally:
+                for fd in uppers:
+                    os.close(fd)
+
+    def _written(self) -> list[Layer]:
+        """The layers above what it was made of, the topmost first."""
+        own = len(self._below) - len(self._base)
+        below = self._below[:own] if self._below[own:] == self._base else self._below
+        return [*([] if self._top is None else [self._top]), *below]
 
     async def pause(self) -> None:
         """Stop every process. Their deadlines go on. Safe to call twice."""

@@ -29,7 +29,7 @@ from rock.sandbox.channel import Channel, connect_by_control
 from rock.sandbox.ending import to_the_end
 from rock.sandbox.frames import FrameType
 from rock.sandbox.helper import helper_path
-from rock.sandbox.layering import Layers
+from rock.sandbox.layering import Layers, open_directory
 from rock.sandbox.owner import Owner
 from rock.sandbox.state import Held, Layer
 
@@ -215,6 +215,10 @@ class HostLayers(Layers):
     def expect(self, below: Sequence[Layer]) -> None:
         if self._ready is None and self._process >= 0:
             self._ready = asyncio.ensure_future(self._prepare(tuple(below)))
+
+    async def open_upper(self, layer: Layer) -> int:
+        assert isinstance(layer, HostLayer)
+        return open_directory(layer.folder / "u")
 
     async def keep(self, layer: Layer) -> None:
         """A directory stays until it is deleted."""

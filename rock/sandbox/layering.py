@@ -11,6 +11,7 @@ import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 
 from rock.errors import SandboxError
 from rock.sandbox import frames
@@ -41,6 +42,13 @@ class Layers(ABC):
 
     async def settle(self) -> None:  # noqa: B027 (not every kind has anything to wait for)
         """What is being freed by processes of the sandbox may be cut off from now on."""
+
+    @abstractmethod
+    async def open_upper(self, layer: Layer) -> int:
+        """A descriptor of the directory with what was written in `layer`; the caller closes it.
+
+        Raises `SandboxError`.
+        """
 
     @abstractmethod
     async def keep(self, layer: Layer) -> None:
@@ -99,6 +107,11 @@ class LocalLayers(Layers):
         if self._dropping:
             await asyncio.wait(self._dropping)
 
+    async def open_upper(self, layer: Layer) -> int:
+        assert isinstance(layer, LocalLayer)
+        await self.keep(layer)
+        return open_directory("u", dir_fd=layer.tree)
+
     async def keep(self, layer: Layer) -> None:
         assert isinstance(layer, LocalLayer)
         if layer.tree < 0:
@@ -149,6 +162,14 @@ class LocalLayers(Layers):
     def _next_number(self) -> int:
         self._last_number += 1
         return self._last_number
+
+
+def open_directory(path: str | Path, *, dir_fd: int | None = None) -> int:
+    """Raises `SandboxError`."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=dir_fd)
+    except OSError as exc:
+        raise SandboxError(f"a layer cannot be read: {exc.strerror}") from exc
 
 
 def differences(body: bytes) -> tuple[str, ...]:

@@ -71,9 +71,10 @@ class LocalProvider(Provider):
 
     name = "local"
 
-    def __init__(self) -> None:
+    def __init__(self, *, admission: Admission | None = None) -> None:
+        """`admission` says when this machine is full; by default what it measures."""
         self._sandboxes: dict[str, StatefulSandbox] = {}
-        self._admission = Admission(LOCAL_COST, Path("/"))
+        self._admission = admission or Admission(LOCAL_COST, Path("/"))
         self._closed = False
         cgroups.remove_leftovers()
         self._slots = random.Random(secrets.randbits(64))

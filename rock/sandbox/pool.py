@@ -19,7 +19,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rock.errors import ConfigError, RockError, SandboxError
+from rock.errors import CapacityExceeded, ConfigError, RockError, SandboxError
 from rock.sandbox.base import Availability, Provider, Sandbox, SandboxSpec
 from rock.sandbox.ending import to_the_end
 from rock.sandbox.state import ResetTier, Snapshot
@@ -89,15 +89,22 @@ _RETRY_SECONDS = (1.0, 5.0, 30.0)
 
 
 class PooledProvider(Provider):
-    """A provider that hands out sandboxes of `inner` made ahead. Closing it closes `inner`."""
+    """A provider that hands out sandboxes of `inner` made ahead. Closing it closes `inner`, unless that is somebody else's: then it
+    stops those that wait."""
 
     def __init__(
-        self, inner: Provider, policy: PoolPolicy | None = None, *, clock: Clock = time.monotonic
+        self,
+        inner: Provider,
+        policy: PoolPolicy | None = None,
+        *,
+        clock: Clock = time.monotonic,
+        owns_inner: bool = True,
     ) -> None:
         self.name = inner.name
         self._inner = inner
         self._policy = policy or PoolPolicy()
         self._clock = clock
+        self._owns_inner = owns_inner
         self._pools: dict[str, _Pool] = {}
         self._wake = asyncio.Event()
         self._keeping: asyncio.Task[None] | None = None
@@ -115,7 +122,7 @@ class PooledProvider(Provider):
         if self._closed:
             raise SandboxError("this provider is closed; it makes no more sandboxes")
         if snapshot is not None:
-            return await self._inner.create(spec, snapshot=snapshot)
+            return await self._create_in_room(spec, snapshot)
         pool = self._pool(spec)
         claimed = await self._claim(pool, spec)
         if claimed is not None:
@@ -123,10 +130,24 @@ class PooledProvider(Provider):
             return claimed
         self._misses += 1
         pool.wanted = min(pool.wanted + 1, self._policy.ready_max)
-        made = await self._inner.create(spec)
+        made = await self._create_in_room(spec)
         if isinstance(made, StatefulSandbox):
             self._replaced_from_pool(made)
         return made
+
+    async def _create_in_room(self, spec: SandboxSpec, snapshot: Snapshot | None = None) -> Sandbox:
+        """A new one. On a full machine those that only wait, for other specs, make room for it."""
+        while True:
+            try:
+                return await self._inner.create(spec, snapshot=snapshot)
+            except CapacityExceeded:
+                pools = [pool for pool in self._pools.values() if pool.ready]
+                if not pools:
+                    raise
+                fullest = max(pools, key=lambda pool: len(pool.ready))
+                fullest.wanted = max(self._policy.ready_min, len(fullest.ready) - 1)
+                fullest.retry_at = self._clock() + _RETRY_SECONDS[-1]
+                await _stop(fullest.ready.popleft().sandbox)
 
     async def warm(self, spec: SandboxSpec) -> None:
         """Open the pool of `spec` and wait for what is missing of its minimum. Raises what making one raises."""
@@ -154,8 +175,12 @@ class PooledProvider(Provider):
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        waiting = [one.sandbox for pool in self._pools.values() for one in pool.ready]
         self._pools.clear()
-        await self._inner.close()
+        if self._owns_inner:
+            await self._inner.close()
+        else:
+            await asyncio.gather(*(_stop(sandbox) for sandbox in waiting))
 
     def _pool(self, spec: SandboxSpec) -> _Pool:
         key = repr(replace(spec, labels={}, env=dict(sorted(spec.env.items()))))
@@ -183,7 +208,7 @@ class PooledProvider(Provider):
             except asyncio.CancelledError:
                 self._later(_stop(sandbox))
                 raise
-            sandbox.spec = spec
+            sandbox.spec, sandbox.origin = spec, "pool"
             self._replaced_from_pool(sandbox)
             return sandbox
         return None

@@ -7,6 +7,7 @@ WebSocket per sandbox that the server only passes on (`mux`), so a command is wh
 from __future__ import annotations
 
 import asyncio
+import builtins
 import functools
 import logging
 from dataclasses import replace
@@ -16,14 +17,20 @@ import aiohttp
 
 from rock.errors import NotSupported, ProviderUnavailable, RockError, SandboxDied, SandboxError
 from rock.sandbox import api
-from rock.sandbox.base import Availability, Provider, Sandbox, SandboxSpec
+from rock.sandbox.base import (
+    DEFAULT_DIFF_ENTRIES,
+    Availability,
+    Provider,
+    Sandbox,
+    SandboxSpec,
+)
 from rock.sandbox.box_state import BoxState
 from rock.sandbox.channel import Channel
 from rock.sandbox.channel_sandbox import ChannelSandbox, Identity
 from rock.sandbox.command import Death, DeathCause
 from rock.sandbox.ending import to_the_end
 from rock.sandbox.mux import MuxConnector
-from rock.sandbox.state import Capability, ResetReceipt, Snapshot
+from rock.sandbox.state import Capability, Changes, Held, ResetReceipt, Snapshot
 from rock.sandbox.stateful import NETWORKS, Box, Enforced
 
 log = logging.getLogger(__name__)
@@ -125,10 +132,61 @@ class SocketStream:
         await self._socket.close()
 
 
+class _Snapshots:
+    """Snapshots that the server keeps for one provider, each until it is released here."""
+
+    def __init__(self, server: _Api, lease_seconds: float) -> None:
+        self._server = server
+        self._lease_seconds = lease_seconds
+        self.kept: set[str] = set()
+        self._dropping: set[asyncio.Task[None]] = set()
+
+    async def ask_for(self, sandbox_id: str, *, lease_seconds: float) -> api.SnapshotInfo:
+        return await self._server.ask(
+            "POST",
+            f"/v1/sandboxes/{sandbox_id}/snapshot",
+            api.SnapshotInfo,
+            api.SnapshotRequest(lease_seconds=lease_seconds),
+        )
+
+    async def take(self, sandbox_id: str) -> Snapshot:
+        info = await self.ask_for(sandbox_id, lease_seconds=self._lease_seconds)
+        self.kept.add(info.id)
+        freed = Held(functools.partial(self._drop_later, info.id))
+        return Snapshot(info.id, f"remote at {self._server.url}", (freed,))
+
+    def id_of(self, snapshot: Snapshot) -> str:
+        """Its name there. Raises `SandboxError` for one of another provider, or one released."""
+        if snapshot.id not in self.kept:
+            raise SandboxError(f"snapshot {snapshot.id} was released, or is another provider's")
+        return snapshot.id
+
+    def _drop_later(self, snapshot_id: str) -> None:
+        if snapshot_id in self.kept:
+            self.kept.discard(snapshot_id)
+            task = asyncio.ensure_future(self._drop(snapshot_id))
+            self._dropping.add(task)
+            task.add_done_callback(self._dropping.discard)
+
+    async def _drop(self, snapshot_id: str) -> None:
+        try:
+            await self._server.ask("DELETE", f"/v1/snapshots/{snapshot_id}", dict[str, Any])
+        except RockError as exc:
+            log.debug("snapshot %s is left to its lease: %s", snapshot_id, exc.message)
+
+    async def close(self) -> None:
+        for snapshot_id in list(self.kept):
+            self._drop_later(snapshot_id)
+        if self._dropping:
+            await asyncio.wait(self._dropping)
+
+
 class RemoteSandbox(ChannelSandbox):
     """A sandbox elsewhere: its state is its server's to change."""
 
-    def __init__(self, server: _Api, info: api.SandboxInfo, box: Box) -> None:
+    def __init__(
+        self, server: _Api, info: api.SandboxInfo, box: Box, snapshots: _Snapshots
+    ) -> None:
         profile = info.profile
         super().__init__(
             box,
@@ -137,20 +195,22 @@ class RemoteSandbox(ChannelSandbox):
             identity=Identity(profile.user, profile.home),
             variables=profile.variables,
             enforced=Enforced(
+                # A reset there ends the stream, and with it what `listen` gave here.
                 frozenset(Capability(name) for name in profile.capabilities)
-                - {Capability.SNAPSHOT, *NETWORKS},
+                - {Capability.RESET_IN_PLACE, *NETWORKS},
                 tuple(profile.not_enforced),
             ),
         )
         # The server has decided it; the spec would be asked again otherwise.
         self.identity = Identity(profile.user, profile.home)
         self._server = server
+        self._snapshots = snapshots
 
     async def reset(self) -> ResetReceipt:
         self._check_not_stopped()
         receipt = await self._server.ask("POST", f"/v1/sandboxes/{self.id}/reset", ResetReceipt)
-        # Listeners hang on the stream to the helper, which a reset ends with all else.
-        return replace(receipt, same_network=False)
+        self.state.paused = False
+        return _over_a_stream(receipt)
 
     async def set_network(
         self,
@@ -163,10 +223,35 @@ class RemoteSandbox(ChannelSandbox):
         """Its server's to see to."""
 
     async def snapshot(self) -> Snapshot:
-        raise NotSupported("snapshot: the remote provider keeps no states")
+        self._check_not_stopped()
+        return await self._snapshots.take(self.id)
+
+    async def diff(self, *, max_entries: int = DEFAULT_DIFF_ENTRIES) -> Changes:
+        self._check_not_stopped()
+        found = await self._server.ask("GET", f"/v1/sandboxes/{self.id}/diff", Changes)
+        if len(found.entries) <= max_entries:
+            return found
+        return Changes(entries=found.entries[:max_entries], complete=False)
+
+    async def keep_snapshot(self) -> api.SnapshotInfo:
+        """A snapshot that the server keeps until somebody drops it."""
+        self._check_not_stopped()
+        return await self._snapshots.ask_for(self.id, lease_seconds=0.0)
 
     async def restore(self, snapshot: Snapshot) -> ResetReceipt:
-        raise NotSupported("restore: the remote provider keeps no states")
+        self._check_not_stopped()
+        return await self.restore_kept(self._snapshots.id_of(snapshot))
+
+    async def restore_kept(self, snapshot_id: str) -> ResetReceipt:
+        """Like `restore`, of one that the server keeps under this name."""
+        receipt = await self._server.ask(
+            "POST",
+            f"/v1/sandboxes/{self.id}/restore",
+            ResetReceipt,
+            api.RestoreRequest(snapshot=snapshot_id),
+        )
+        self.state.paused = False
+        return _over_a_stream(receipt)
 
     async def pause(self) -> None:
         self._check_not_stopped()
@@ -179,6 +264,12 @@ class RemoteSandbox(ChannelSandbox):
         self.state.paused = False
 
 
+def _over_a_stream(receipt: ResetReceipt) -> ResetReceipt:
+    """Listeners hang on the stream to the helper, which a reset ends with all else."""
+    reason = receipt.reason or "a server's sandbox: listeners end with the stream to it"
+    return replace(receipt, same_network=False, reason=reason)
+
+
 class RemoteProvider(Provider):
     """Makes sandboxes on a server. If this process is killed, their leases run out there."""
 
@@ -188,6 +279,7 @@ class RemoteProvider(Provider):
         self._server = _Api(url, key)
         self._lease_seconds = lease_seconds
         self._sandboxes: dict[str, RemoteSandbox] = {}
+        self._snapshots = _Snapshots(self._server, lease_seconds)
         self._beating: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -203,9 +295,8 @@ class RemoteProvider(Provider):
         """A running sandbox. Raises what the server's provider does, and `ProviderUnavailable`."""
         if self._closed:
             raise SandboxError("this provider is closed; it makes no more sandboxes")
-        if snapshot is not None:
-            raise NotSupported("snapshot: the remote provider keeps no states")
-        asked = api.CreateRequest(spec=spec, lease_seconds=self._lease_seconds)
+        start = None if snapshot is None else self._snapshots.id_of(snapshot)
+        asked = api.CreateRequest(spec=spec, lease_seconds=self._lease_seconds, snapshot=start)
         # A cancelled request may have made one: it is waited for, and then ended.
         asking = asyncio.ensure_future(
             self._server.ask("POST", "/v1/sandboxes", api.SandboxInfo, asked)
@@ -226,9 +317,11 @@ class RemoteProvider(Provider):
             self._beating = asyncio.ensure_future(self._beat())
         return sandbox
 
-    async def create_unowned(self, spec: SandboxSpec, lease_seconds: float) -> api.SandboxInfo:
+    async def create_unowned(
+        self, spec: SandboxSpec, lease_seconds: float, *, snapshot_id: str | None = None
+    ) -> api.SandboxInfo:
         """A sandbox that stays when this provider is closed; its lease is nobody's to renew."""
-        asked = api.CreateRequest(spec=spec, lease_seconds=lease_seconds)
+        asked = api.CreateRequest(spec=spec, lease_seconds=lease_seconds, snapshot=snapshot_id)
         return await self._server.ask("POST", "/v1/sandboxes", api.SandboxInfo, asked)
 
     async def _discard_asked(self, asking: asyncio.Future[api.SandboxInfo]) -> None:
@@ -253,7 +346,14 @@ class RemoteProvider(Provider):
             remove=functools.partial(self._stop, info.id, stream),
             diagnose=functools.partial(self._diagnose, info.id),
         )
-        return RemoteSandbox(self._server, info, box)
+        return RemoteSandbox(self._server, info, box, self._snapshots)
+
+    async def snapshots(self) -> builtins.list[api.SnapshotInfo]:
+        """Every snapshot that the server keeps, for whomever."""
+        return await self._server.ask("GET", "/v1/snapshots", builtins.list[api.SnapshotInfo])
+
+    async def drop_snapshot(self, snapshot_id: str) -> None:
+        await self._server.ask("DELETE", f"/v1/snapshots/{snapshot_id}", dict[str, Any])
 
     async def _stop(self, sandbox_id: str, stream: MuxConnector | None) -> None:
         try:
@@ -289,13 +389,12 @@ class RemoteProvider(Provider):
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self._lease_seconds / _BEATS_PER_LEASE)
-            for sandbox_id in list(self._sandboxes):
+            ours = [f"sandboxes/{name}" for name in self._sandboxes]
+            for what in [*ours, *(f"snapshots/{name}" for name in self._snapshots.kept)]:
                 try:
-                    await self._server.ask(
-                        "POST", f"/v1/sandboxes/{sandbox_id}/renew", dict[str, Any]
-                    )
+                    await self._server.ask("POST", f"/v1/{what}/renew", dict[str, Any])
                 except RockError as exc:
-                    log.debug("the lease of %s was not renewed: %s", sandbox_id, exc.message)
+                    log.debug("the lease of %s was not renewed: %s", what, exc.message)
 
     async def close(self) -> None:
         self._closed = True
@@ -304,4 +403,5 @@ class RemoteProvider(Provider):
     async def _close(self) -> None:
         await self._stop_beating()
         await asyncio.gather(*(box.stop() for box in list(self._sandboxes.values())))
+        await self._snapshots.close()
         await self._server.close()

@@ -33,6 +33,7 @@ from rock.sandbox import api
 from rock.sandbox.base import Provider, SandboxSpec
 from rock.sandbox.channel_sandbox import ChannelSandbox
 from rock.sandbox.command import Overflow
+from rock.sandbox.snapshot_book import SnapshotBook
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ class SandboxServer:
         self._key = key
         self._allow_mounts = allow_mounts
         self._served: dict[str, _Served] = {}
+        self._snapshots = SnapshotBook(time.monotonic)
         self._sockets: set[web.WebSocketResponse] = set()
         self._sweeping: asyncio.Task[None] | None = None
 
@@ -89,6 +91,12 @@ class SandboxServer:
                 web.get(f"{one}/death", self._death),
                 web.post(f"{one}/renew", self._renew),
                 web.post(f"{one}/reset", self._reset),
+                web.get(f"{one}/diff", self._diff),
+                web.post(f"{one}/snapshot", self._snapshot),
+                web.post(f"{one}/restore", self._restore),
+                web.get("/v1/snapshots", self._list_snapshots),
+                web.delete("/v1/snapshots/{id}", self._drop_snapshot),
+                web.post("/v1/snapshots/{id}/renew", self._renew_snapshot),
                 web.post(f"{one}/pause", self._pause),
                 web.post(f"{one}/resume", self._resume),
             ]
@@ -114,6 +122,7 @@ class SandboxServer:
         """Stop what no client has asked for during its lease."""
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
+            self._snapshots.drop_expired()
             now = time.monotonic()
             for name, served in list(self._served.items()):
                 if served.expired(now):
@@ -177,7 +186,8 @@ class SandboxServer:
     async def _create(self, request: web.Request) -> web.Response:
         asked = api.decode(await request.read(), api.CreateRequest)
         self._check_mounts(asked.spec)
-        sandbox = await self._provider.create(asked.spec)
+        kept = None if asked.snapshot is None else self._snapshots.get(asked.snapshot).snapshot
+        sandbox = await self._provider.create(asked.spec, snapshot=kept)
         if not isinstance(sandbox, ChannelSandbox):
             await sandbox.stop()
             raise SandboxError(f"the provider {self._provider.name} cannot be served")
@@ -237,6 +247,39 @@ class SandboxServer:
 
     async def _reset(self, request: web.Request) -> web.Response:
         return _json(await self._of(request).sandbox.reset())
+
+    async def _diff(self, request: web.Request) -> web.Response:
+        return _json(await self._of(request).sandbox.diff())
+
+    async def _snapshot(self, request: web.Request) -> web.Response:
+        asked = api.decode(await request.read(), api.SnapshotRequest)
+        name, served = request.match_info["id"], self._of(request)
+        self._snapshots.check_room()
+        snapshot = await served.sandbox.snapshot()
+        kept = self._snapshots.keep(snapshot, sandbox=name, lease_seconds=asked.lease_seconds)
+        return _json(api.SnapshotInfo(id=kept, sandbox=name, age_seconds=0.0))
+
+    async def _restore(self, request: web.Request) -> web.Response:
+        asked = api.decode(await request.read(), api.RestoreRequest)
+        kept = self._snapshots.get(asked.snapshot)
+        return _json(await self._of(request).sandbox.restore(kept.snapshot))
+
+    async def _list_snapshots(self, request: web.Request) -> web.Response:
+        now = time.monotonic()
+        return _json(
+            [
+                api.SnapshotInfo(id=name, sandbox=kept.sandbox, age_seconds=now - kept.born)
+                for name, kept in self._snapshots
+            ]
+        )
+
+    async def _drop_snapshot(self, request: web.Request) -> web.Response:
+        self._snapshots.drop(request.match_info["id"])
+        return _json({})
+
+    async def _renew_snapshot(self, request: web.Request) -> web.Response:
+        self._snapshots.get(request.match_info["id"])
+        return _json({})
 
     async def _pause(self, request: web.Request) -> web.Response:
         await self._of(request).sandbox.pause()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
 
 class Capability(enum.StrEnum):
@@ -64,6 +64,30 @@ class ResetReceipt:
     @property
     def clean(self) -> bool:
         return not self.leftovers and not self.differences
+
+
+ChangeKind: TypeAlias = Literal["file", "directory", "link", "other", "removed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One name that was written or removed since the sandbox was made."""
+
+    path: str
+    """Absolute, inside."""
+    kind: ChangeKind
+    """What is there now. `removed` also if it had only been written before that."""
+    size_bytes: int = 0
+    """Of a file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """What a reset would undo: by path. Directories are there only if they are empty."""
+
+    entries: tuple[Change, ...]
+    complete: bool = True
+    """False if there is more than was asked for, or something could not be read."""
 
 
 class Layer(Protocol):

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from rock.errors import NotSupported, SandboxBusy, SandboxDied, SandboxError
-from rock.sandbox.base import Sandbox, SandboxSpec
+from rock.sandbox.base import DEFAULT_DIFF_ENTRIES, Sandbox, SandboxSpec
 from rock.sandbox.box_state import BoxState
 from rock.sandbox.channel import Channel
 from rock.sandbox.command import Death, DeathCause
 from rock.sandbox.egress import PORT, Egress
 from rock.sandbox.ending import to_the_end
 from rock.sandbox.network import Network, NetworkMode, check_hosts
-from rock.sandbox.state import Capability, ResetReceipt, ResetTier, Snapshot
+from rock.sandbox.state import Capability, Changes, ResetReceipt, ResetTier, Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -149,6 +149,10 @@ class StatefulSandbox(Sandbox):
     async def snapshot(self) -> Snapshot:
         self._check_not_stopped()
         return await self.state.snapshot()
+
+    async def diff(self, *, max_entries: int = DEFAULT_DIFF_ENTRIES) -> Changes:
+        self._check_not_stopped()
+        return await self.state.diff(max_entries)
 
     async def restore(self, snapshot: Snapshot) -> ResetReceipt:
         self._check_not_stopped()

@@ -56,8 +56,13 @@ async def test_the_demo_solves_some_and_not_all_and_says_that_it_is_scripted(
     assert "trajectory" in json.loads(as_json.out)
 
 
-@pytest.mark.parametrize("provider", PROVIDERS)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("provider", "number"),
+    [
+        pytest.param("local", signal.SIGINT, marks=pytest.mark.userns),
+        pytest.param("docker", signal.SIGTERM, marks=pytest.mark.docker),
+    ],
+)
 async def test_ctrl_c_in_the_middle_leaves_no_process_and_a_run_that_can_go_on(
     tmp_path: Path, provider: str, number: signal.Signals
 ) -> None:

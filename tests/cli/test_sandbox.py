@@ -71,3 +71,24 @@ async def test_a_sandbox_is_made_looked_into_and_stopped_from_the_command_line(
         server.send_signal(signal.SIGINT)
         assert await asyncio.wait_for(server.wait(), 20) == 0
     assert not (tmp_path / "state" / "sandbox" / "server.json").exists()
+
+
+async def test_files_are_kept_gone_back_to_and_started_from(tmp_path: Path) -> None:
+    async with _server(tmp_path):
+        box = (await rock("sandbox", "create", home=tmp_path)).out.strip()
+        await rock("sandbox", "exec", box, "sh", "-c", "echo one >file", home=tmp_path)
+        shown = (await rock("sandbox", "diff", box, home=tmp_path)).out
+        assert shown == "+ /workspace/file  4 bytes\n"
+        kept = (await rock("sandbox", "snapshot", box, home=tmp_path)).out.strip()
+        await rock("sandbox", "exec", box, "sh", "-c", "echo two >file", home=tmp_path)
+        back = json.loads((await rock("sandbox", "restore", box, kept, home=tmp_path)).out)
+        assert (back["tier"], back["leftovers"]) == ("sweep", [])
+        other = (await rock("sandbox", "create", "--snapshot", kept, home=tmp_path)).out.strip()
+        for one in (box, other):
+            shown = await rock("sandbox", "exec", one, "cat", "file", home=tmp_path)
+            assert shown == Done(0, "one\n", "")
+        assert kept in (await rock("sandbox", "snapshots", home=tmp_path)).out
+        assert kept not in (await rock("sandbox", "snapshots", "--drop", kept, home=tmp_path)).out
+        gone = await rock("sandbox", "restore", box, kept, home=tmp_path)
+        assert gone.code == 1
+        assert kept in gone.err

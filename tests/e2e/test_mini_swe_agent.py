@@ -14,9 +14,9 @@ import pytest
 
 from rock.modelservice.hosting.supervise import ServiceProcess
 from rock.modelservice.policies.scripted import tool_call, turn_of
-from rock.modelservice.wire import Trajectory
 from rock.rollout.run import run
 from rock.rollout.runfile import RunFile
+from rock.rollout.trajectory import read_trajectory
 from tests.conftest import TEST_IMAGE
 from tests.rollout.live import address, answering
 
@@ -147,7 +147,8 @@ async def test_mini_swe_agent_fixes_a_library_and_its_trajectory_is_what_it_sent
     # The agent's own account of the conversation, printed by the grader after the tests had passed.
     own: dict[str, Any] = json.loads((attempt / "grader.stdout").read_bytes())
     assert own["info"]["exit_status"] == "Submitted"
-    trajectory = msgspec.json.decode((attempt / "trajectory.json").read_bytes(), type=Trajectory)
+    trajectory = read_trajectory(attempt)
+    assert trajectory is not None
     assert [call.state for call in trajectory.calls] == ["delivered"] * len(SCRIPT)
     assert [call.branch for call in trajectory.calls] == [None] * len(SCRIPT)
     sent = [msgspec.json.decode(raw) for raw in trajectory.calls[-1].request.messages]

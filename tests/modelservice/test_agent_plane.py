@@ -369,3 +369,30 @@ async def test_an_http_client_may_hang_up_before_its_request_is_whole(
             assert (await http.get("/v1/models")).status_code == 200
         assert service.service.stats().queued == 0
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+async def test_calls_that_wait_have_no_task_each(tmp_path: Path) -> None:
+    async with running_service(tmp_path) as service:
+        session = await new_session(service)
+        body = json.dumps(HELLO).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nx-api-key: {session.key}\r\n"
+        tasks = len(asyncio.all_tasks())
+        writers: list[asyncio.StreamWriter] = []
+        host, _, port = service.agent_url.removeprefix("http://").rpartition(":")
+        readers: list[asyncio.StreamReader] = []
+        for _ in range(20):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            readers.append(reader)
+            writers.append(writer)
+
+        async def all_wait() -> bool:
+            return service.service.stats().queued == 20
+
+        await eventually(all_wait)
+        assert len(asyncio.all_tasks()) == tasks
+        async with answering(service, ScriptedPolicy(lambda _: "late")):
+            for reader in readers:
+                assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+        for writer in writers:
+            writer.close()

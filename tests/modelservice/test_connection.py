@@ -8,7 +8,7 @@ import gzip
 import json
 import socket
 import zlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import cast
 
@@ -17,7 +17,7 @@ import pytest
 from rock.errors import RockError, Unauthorized
 from rock.modelservice.planes.connection import MAX_HEAD_BYTES
 from rock.modelservice.planes.listening import Adapter, Bounds, bind, listening
-from rock.modelservice.planes.plane import EventStream, Reply, Request
+from rock.modelservice.planes.plane import EventStream, Outcome, Parked, Reply, Request
 
 BOUNDS = Bounds(max_body_bytes=100_000, body_seconds=0.5)
 
@@ -59,9 +59,63 @@ def refusal(exc: RockError) -> Reply:
     return Reply(exc.status, json.dumps({"error": exc.message}).encode())
 
 
+class Waiting(Parked):
+    """A reply that the test lets go."""
+
+    def __init__(self, made: Callable[[], Reply]) -> None:
+        self.gone = asyncio.Event()
+        self._made = made
+
+    def start(self, ready: Callable[[], None]) -> None:
+        self.ready = ready
+
+    def reply(self) -> Reply:
+        return self._made()
+
+    def left(self) -> None:
+        self.gone.set()
+
+
+class Lot:
+    """A plane where requests are parked, and where what waits for nothing is answered at once."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.lost = 0
+        self.parked: asyncio.Queue[Waiting] = asyncio.Queue()
+
+    def handle(self, request: Request) -> Outcome:
+        if request.path == "/now":
+            return self.told(request.body)
+        if request.path == "/broken":
+            raise ValueError("a bug")
+        if request.body is None:
+            return self._later(request)
+        return self._park(request.body)
+
+    async def _later(self, request: Request) -> Parked:
+        return self._park(await request.read())
+
+    def _park(self, body: bytes) -> Parked:
+        waiting = Waiting(lambda: self.told(body))
+        self.parked.put_nowait(waiting)
+        return waiting
+
+    def told(self, body: bytes | None) -> Reply:
+        if body == b"bug":
+            raise ValueError("a bug")
+        return Reply(200, body or b"", sent=self._sent, lost=self._lost)
+
+    def _sent(self) -> None:
+        self.sent += 1
+
+    def _lost(self) -> None:
+        self.lost += 1
+
+
 @asynccontextmanager
 async def served(
-    plane: Echo | None = None,
+    plane: Echo | Lot | None = None,
 ) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter], None]:
     plane = plane or Echo()
     listener = bind("127.0.0.1", 0)
@@ -297,3 +351,86 @@ async def test_an_upgrade_that_is_not_granted_is_an_ordinary_request(apart: bool
         writer.write(post("/u", b"ab", *upgrade) + post("/next", b"c"))
         assert json.loads((await reply(reader))[2])["bytes"] == 2
         assert json.loads((await reply(reader))[2])["bytes"] == 1
+
+
+async def test_a_parked_request_has_no_task_and_its_reply_goes_out_when_it_is_ready() -> None:
+    lot = Lot()
+    async with served(lot) as (reader, writer):
+        idle = len(asyncio.all_tasks())
+        writer.write(post("/p", b"whole") + post("/now", b"ahead"))
+        waiting = await lot.parked.get()
+        assert len(asyncio.all_tasks()) == idle
+        waiting.ready()
+        waiting.ready()  # said twice is heard once
+        assert (await reply(reader))[2] == b"whole"
+        assert (await reply(reader))[2] == b"ahead"
+        late = post("/p", b"in pieces")
+        writer.write(late[:-3])
+        await writer.drain()
+        writer.write(late[-3:])
+        (await lot.parked.get()).ready()
+        assert (await reply(reader))[2] == b"in pieces"
+    assert (lot.sent, lot.lost) == (3, 0)
+
+
+async def test_a_peer_that_goes_away_ends_what_it_was_parked_for() -> None:
+    lot = Lot()
+    async with served(lot) as (_, writer):
+        writer.write(post("/p", b""))
+        waiting = await lot.parked.get()
+        writer.close()
+        await waiting.gone.wait()
+        waiting.ready()  # too late: nobody is asked for a reply
+    assert (lot.sent, lot.lost) == (0, 0)
+
+
+async def test_what_is_parked_when_the_listener_ends_is_told() -> None:
+    lot = Lot()
+    async with served(lot) as (_, writer):
+        writer.write(post("/p", b""))
+        waiting = await lot.parked.get()
+    assert waiting.gone.is_set()
+
+
+async def test_thousands_of_requests_in_one_read_are_answered_in_order() -> None:
+    lot = Lot()
+    async with served(lot) as (reader, writer):
+        writer.write(b"".join(post("/now", b"%d" % number) for number in range(5000)))
+        for number in range(5000):
+            assert (await reply(reader))[2] == b"%d" % number
+    assert (lot.sent, lot.lost) == (5000, 0)
+
+
+async def test_a_bug_is_answered_and_the_connection_goes_on() -> None:
+    lot = Lot()
+    async with served(lot) as (reader, writer):
+        writer.write(post("/broken", b"") + post("/p", b"bug") + post("/now", b"x"))
+        assert (await reply(reader))[0] == 500
+        (await lot.parked.get()).ready()
+        assert (await reply(reader))[0] == 500
+        assert (await reply(reader))[2] == b"x"
+
+
+async def test_a_parked_reply_counts_as_sent_only_once_its_reader_took_it() -> None:
+    lot, large = Lot(), b"x" * 90_000
+    async with served(lot) as (_, writer):
+        raw: socket.socket = writer.get_extra_info("socket")
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        transport = cast("asyncio.Transport", writer.transport)
+        transport.pause_reading()
+        answered = 0
+        while lot.sent == answered:  # until a reply stays in the service
+            writer.write(post("/p", large))
+            (await lot.parked.get()).ready()
+            answered += 1
+            for _ in range(20):  # some fit into the kernel, at their own pace
+                if lot.sent == answered:
+                    break
+                await asyncio.sleep(0.01)
+            else:
+                break
+        assert lot.sent == answered - 1
+        transport.abort()
+        while lot.lost == 0:  # noqa: ASYNC110 - the server has no event for it
+            await asyncio.sleep(0.01)
+    assert (lot.sent, lot.lost) == (answered - 1, 1)

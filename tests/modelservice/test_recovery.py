@@ -302,3 +302,15 @@ async def test_nothing_said_is_lost_by_kill_9(tmp_path: Path, lines: int) -> Non
             else:
                 assert asked == text.strip()
                 assert call.state in ("delivered", "undelivered") or call_id in claimable
+
+
+async def test_a_session_that_was_open_through_a_restart_says_so(tmp_path: Path) -> None:
+    async with running(tmp_path) as service:
+        open_one, closed = await open_session(service), await open_session(service)
+        await service.close_session(closed.id)
+        assert not service.session_info(open_one.id).restarted
+    async with running(tmp_path) as service:
+        later = await open_session(service)
+        assert (await service.close_session(open_one.id)).restarted
+        assert not service.session_info(closed.id).restarted
+        assert not service.session_info(later.id).restarted

@@ -166,3 +166,13 @@ def test_an_exception_is_blamed_by_its_phase(
 def test_a_dead_sandbox_and_a_bug_are_what_they_are_in_every_phase(phase: Phase) -> None:
     assert class_of_error(phase, SandboxDied("gone")) is OutcomeClass.SANDBOX_DIED
     assert class_of_error(phase, KeyError("bug")) is OutcomeClass.INTERNAL_ERROR
+
+
+def test_an_agent_that_fails_after_a_restart_is_infra_and_one_that_ends_well_is_graded() -> None:
+    session = SessionSeen(close_reason="finished", calls=[call()], restarted=True)
+    for end, cls in [
+        (ended(code=1), OutcomeClass.UNDELIVERABLE_CALL),
+        (ended(), None),
+        (ended(ExecStatus.TIMED_OUT), OutcomeClass.AGENT_TIMEOUT),
+    ]:
+        assert judge_agent(end, session, requires_model=True).cls is cls

@@ -29,6 +29,7 @@ EXPECTED = {
     "no_progress": ("policy", False, True, True),
     "context_limit": ("policy", False, True, True),
     "sandbox_create_failed": ("infra", True, False, False),
+    "no_room": ("infra", True, False, False),
     "sandbox_died": ("infra", True, False, False),
     "setup_failed": ("infra", True, False, False),
     "service_failed": ("infra", True, False, False),

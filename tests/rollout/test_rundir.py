@@ -109,6 +109,39 @@ def test_a_record_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
             directory.read_record(plan)
 
 
+def test_the_record_of_another_attempt_is_not_taken_for_its_own(tmp_path: Path) -> None:
+    with RunDir.open(tmp_path, RUN) as directory:
+        directory.write_record(a_record(directory.run_id))
+        plan = Plan(run_id=directory.run_id, group_id="g", task_id="a/b", index=0, attempt=2)
+        directory.attempt_folder(plan).with_name("attempt-1").rename(directory.attempt_folder(plan))
+        with pytest.raises(LedgerError, match=r"the record of another attempt: g\.0"):
+            directory.read_record(plan)
+
+
+def test_what_lies_where_an_attempt_will_work_is_moved_aside(tmp_path: Path) -> None:
+    with RunDir.open(tmp_path, RUN) as directory:
+        plan = Plan(run_id=directory.run_id, group_id="g", task_id="a", index=0, attempt=1)
+        folder = directory.attempt_folder(plan)
+        directory.set_aside(plan)
+        for text in ("first", "second"):
+            folder.mkdir(parents=True)
+            (folder / "left").write_text(text)
+            directory.set_aside(plan)
+        left = [folder.with_name(f"left-{n}-attempt-1") / "left" for n in (1, 2)]
+        assert [path.read_text() for path in left] == ["first", "second"]
+        assert not folder.exists()
+
+
+async def test_episodes_without_a_ledger_are_not_run_over(tmp_path: Path) -> None:
+    with RunDir.open(tmp_path, RUN) as directory:
+        await directory.begin()
+        directory.write_record(a_record(directory.run_id))
+    RunDir.open(tmp_path, RUN).close()
+    (tmp_path / "ledger.jsonl").unlink()
+    with pytest.raises(LedgerError, match=r"its ledger\.jsonl is gone"):
+        RunDir.open(tmp_path, RUN)
+
+
 def test_a_directory_without_a_run_has_no_records(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match="not a run directory"):
         read_records(tmp_path)

@@ -16,7 +16,9 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @contextlib.asynccontextmanager
-async def engine_that(answers: Answer, folder: Path) -> AsyncGenerator[Engine]:
+async def engine_that(
+    answers: Answer, folder: Path, *, timeout_seconds: float = 0.5
+) -> AsyncGenerator[Engine]:
     """A client of a server that speaks just enough HTTP to be taken for an engine."""
 
     async def version(request: web.Request) -> web.Response:
@@ -29,7 +31,7 @@ async def engine_that(answers: Answer, folder: Path) -> AsyncGenerator[Engine]:
     await runner.setup()
     path = folder / "engine.sock"
     await web.UnixSite(runner, str(path)).start()
-    engine = Engine(f"unix://{path}", timeout_seconds=0.5)
+    engine = Engine(f"unix://{path}", timeout_seconds=timeout_seconds)
     try:
         yield engine
     finally:

@@ -14,7 +14,7 @@ import pytest
 
 from rock.errors import CapacityExceeded, ConfigError, SandboxDied
 from rock.sandbox.base import Sandbox, SandboxSpec
-from rock.sandbox.capacity import LOCAL_COST, Admission, Room, measure
+from rock.sandbox.capacity import LOCAL_COST, Admission, Cost, Room, measure
 from rock.sandbox.local import LocalProvider
 from rock.sandbox.pool import PooledProvider, PoolPolicy
 from rock.sandbox.state import ResetTier
@@ -69,6 +69,7 @@ async def test_one_that_died_while_it_waited_is_not_handed_out() -> None:
         await provider.warm(SPEC)
         for pid in children():
             os.kill(pid, signal.SIGKILL)
+        await until("it is dead", lambda: children() == [])
         sandbox = await provider.create(SPEC)
         assert (await sandbox.exec(["true"], timeout_seconds=10)).ok
         await sandbox.stop()
@@ -148,6 +149,27 @@ async def kill_box(sandbox: Sandbox) -> None:
     with contextlib.suppress(SandboxDied):  # it was quicker than the command
         ended = await sandbox.exec(["sleep", "20"], timeout_seconds=30)
         assert ended.status == "sandbox_died"
+
+
+async def test_those_that_wait_make_room_for_one_that_is_wanted() -> None:
+    others = len(children())
+
+    def measured(_cost: Cost, _disk: Path) -> list[Room]:
+        free = max(0, 3 - (len(children()) - others))
+        return [Room(name="beds", free=free, kept_free=0, each=1, remedy="buy some")]
+
+    local = LocalProvider(admission=Admission(LOCAL_COST, Path("/"), measured=measured))
+    policy = PoolPolicy(ready_min=2, ready_max=2, making_at_once=1)
+    async with PooledProvider(local, policy) as provider:
+        await provider.create(SPEC)
+        await until("two wait", lambda: provider.counts().ready == 2)
+        wanted = await provider.create(replace(SPEC, workdir="/other"))
+        assert (await wanted.exec(["true"], timeout_seconds=10)).ok
+        assert len(children()) - others <= 3
+        await provider.create(replace(SPEC, workdir="/another"))
+        with pytest.raises(CapacityExceeded, match="beds"):
+            await provider.create(replace(SPEC, workdir="/a/fourth"))
+    assert len(children()) == others
 
 
 async def test_a_policy_that_cannot_be_kept_is_refused() -> None:

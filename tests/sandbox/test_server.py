@@ -11,7 +11,14 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from rock.errors import ConfigError, NotFound, ProviderUnavailable, SandboxDied, Unauthorized
+from rock.errors import (
+    ConfigError,
+    NotFound,
+    ProviderUnavailable,
+    SandboxDied,
+    SandboxError,
+    Unauthorized,
+)
 from rock.sandbox import api
 from rock.sandbox.base import Mount, SandboxSpec
 from rock.sandbox.command import DeathCause, ExecStatus
@@ -156,3 +163,42 @@ async def test_a_sandbox_that_is_not_there_is_a_typed_error() -> None:
             await ghost.exec(["true"], timeout_seconds=10)
         await ghost.stop()
         assert info not in {one.id for one in await provider.list()}
+
+
+async def test_a_snapshot_outlives_its_sandbox_and_is_dropped_with_its_client() -> None:
+    async with _served() as (url, provider), RemoteProvider(url, KEY) as watcher:
+        box = await provider.create(SandboxSpec())
+        await box.write_file("state", b"good")
+        snapshot = await box.snapshot()
+        await box.write_file("state", b"bad")
+        assert (await box.restore(snapshot)).clean
+        assert await box.read_file("state") == b"good"
+        await box.stop()
+        async with await provider.create(box.spec, snapshot=snapshot) as other:
+            assert await other.read_file("state") == b"good"
+        assert [info.sandbox for info in await watcher.snapshots()] == [box.id]
+        with pytest.raises(SandboxError, match="another provider's"):
+            await watcher.create(box.spec, snapshot=snapshot)
+        snapshot.release()
+
+        async def dropped() -> bool:
+            return await watcher.snapshots() == []
+
+        await until("it is dropped", dropped)
+        last = await provider.create(SandboxSpec())
+        await last.snapshot()
+        await provider.close()
+        assert await dropped()
+
+
+async def test_a_snapshot_of_a_client_that_was_killed_is_dropped_when_its_lease_is_over() -> None:
+    async with _served(lease_seconds=0.3) as (url, provider), RemoteProvider(url, KEY) as watcher:
+        box = await provider.create(SandboxSpec())
+        await box.snapshot()
+        assert len(await watcher.snapshots()) == 1
+        await provider.fall_silent()
+
+        async def dropped() -> bool:
+            return await watcher.snapshots() == []
+
+        await until("its lease is over", dropped)

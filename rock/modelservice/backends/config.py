@@ -24,6 +24,7 @@ from rock.modelservice.backends.recorded import load_recording
 from rock.modelservice.client.worker import Policy
 from rock.modelservice.policies.faults import Fault, FaultRule, FaultyPolicy
 from rock.modelservice.policies.replay import ReplayPolicy
+from rock.secrets import register
 
 QUEUE = "queue"
 KINDS = ("litellm", "openai", "engine", "replay")
@@ -94,7 +95,7 @@ def read_backends(file: Path) -> dict[str, BackendConfig]:
     """Raises ConfigError. A recording's relative path is relative to the file."""
     try:
         data: Any = yaml.safe_load(file.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as exc:
         raise ConfigError(f"{file}: expected a YAML file that describes backends: {exc}") from exc
     found = validated(BackendsFile, data, source=str(file)).backends
     if QUEUE in found:
@@ -187,4 +188,5 @@ def _api_key(name: str, config: BackendConfig) -> str | None:
     key = inherited_environment().get(config.api_key_env)
     if not key:
         raise ConfigError(f"backend {name!r}: api_key_env: {config.api_key_env} is not set")
+    register(key)
     return key

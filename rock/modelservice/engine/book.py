@@ -7,9 +7,6 @@ and writes the record of each. Nothing in here does I/O.
 
 from __future__ import annotations
 
-import msgspec
-from msgspec import Struct
-
 from rock.errors import (
     CallFailed,
     InvalidTransition,
@@ -132,6 +129,8 @@ class Book:
                 call.cut_off = True
             if call.state is State.LEASED:
                 call.move(Event.RELEASE)
+        for session in self.sessions:
+            session.restarted = session.restarted or session.open
 
     def change_interceptors(
         self, record: records.InterceptorSet | records.InterceptorRemoved
@@ -187,7 +186,7 @@ class Book:
             self._store_tokens(call, record, record.prompt_ids)
         answer = Answer(
             call_id=call.id,
-            model=_model.decode(call.request).model,
+            model=call.model,
             choices=record.choices,
             usage=record.usage,
             policy_version=record.policy_version,
@@ -277,10 +276,3 @@ def _samples(record: records.CallAnswered) -> tuple[Sample, ...]:
 def _first_version(record: records.CallAnswered) -> PolicyVersion | None:
     spans = record.choices[0].version_spans if record.choices else None
     return spans[0].policy_version if spans else record.policy_version
-
-
-class _Model(Struct):
-    model: str
-
-
-_model = msgspec.json.Decoder(_Model)

@@ -1,12 +1,14 @@
 """One call, and the conversation it is part of: who waits for it, what it repeats, what it asks.
 
 `book.Book` holds them all and says what the journal's records do to them. Nothing in here does I/O;
-a waiting agent is a future in its call.
+a waiting agent is a callback in its call.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import lru_cache
 from typing import cast
 
 import msgspec
@@ -78,7 +80,7 @@ class Call(Ticket):
     """One request for a completion. Several connections can wait for the same call.
 
     Holds no decoded request and no task: parameters as JSON, messages as a place in the session's
-    graph, and one future per waiting connection.
+    graph, and one callback per waiting connection.
     """
 
     __slots__ = (
@@ -161,8 +163,18 @@ class Call(Ticket):
         """Which worker has this call's messages and tokens; None if a restart forgot it."""
         self.fingerprint: bytes | None = None
         self.tokens: CallTokens | None = None
-        self._waiters: list[asyncio.Future[None]] | None = None
+        self._waiters: list[Callable[[], None]] | None = None
         session.count(None, self.state)
+
+    @property
+    def model(self) -> str:
+        """The model name in effect: a pin, or what the agent asked for."""
+        return _head(self.request).model
+
+    @property
+    def wanted(self) -> int:
+        """How many choices the request asks for."""
+        return _head(self.request).n
 
     def move(self, event: Event) -> None:
         before = self.state
@@ -176,11 +188,7 @@ class Call(Ticket):
         `ContextLengthExceeded`, `SessionClosed`, … Bounded by the call's deadline.
         """
         while self.outcome is None:
-            waiter = self._wait()
-            try:
-                await waiter
-            finally:
-                self._forget(waiter)
+            await self._woken_before(None)
         if isinstance(self.outcome, Answer):
             return self.outcome
         assert self.outcome is not None
@@ -220,31 +228,50 @@ class Call(Ticket):
         self.outcome = outcome
         self._wake()
 
+    def on_news(self, wake: Callable[[], None]) -> None:
+        """Call `wake`, which must not raise, once: when the call ends, or has more visible spans."""
+        if self._waiters is None:
+            self._waiters = []
+        self._waiters.append(wake)
+
+    def forget(self, wake: Callable[[], None]) -> None:
+        """Do not call it any more; one that was called is fine."""
+        if self._waiters is not None and wake in self._waiters:
+            self._waiters.remove(wake)
+
     def _wake(self) -> None:
         waiters, self._waiters = self._waiters, None
-        for waiter in waiters or ():
+        for wake in waiters or ():
+            wake()
+
+    async def _woken_before(self, end: float | None) -> bool:
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+
+        def wake() -> None:
             if not waiter.done():
                 waiter.set_result(None)
 
-    async def _woken_before(self, end: float) -> bool:
-        left = end - asyncio.get_running_loop().time()
-        waiter = self._wait()
+        left = None if end is None else max(0.0, end - loop.time())
+        self.on_news(wake)
         try:
-            done, _ = await asyncio.wait((waiter,), timeout=max(0.0, left))
+            done, _ = await asyncio.wait((waiter,), timeout=left)
         finally:
-            self._forget(waiter)
+            self.forget(wake)
         return bool(done)
 
-    def _wait(self) -> asyncio.Future[None]:
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if self._waiters is None:
-            self._waiters = []
-        self._waiters.append(waiter)
-        return waiter
 
-    def _forget(self, waiter: asyncio.Future[None]) -> None:
-        if self._waiters is not None and waiter in self._waiters:
-            self._waiters.remove(waiter)
+class _Head(Struct, frozen=True):
+    model: str
+    n: int = 1
+
+
+_heads = msgspec.json.Decoder(_Head)
+
+
+@lru_cache(maxsize=256)
+def _head(request: bytes) -> _Head:
+    return _heads.decode(request)  # agents ask turn after turn with the same parameters
 
 
 def _effective(record: records.CallQueued) -> tuple[bytes, int | None]:
@@ -424,7 +451,7 @@ class Conversation:
         if len(self._heard) >= 2 * chains.LOOK_BACK:
             del self._heard[: chains.LOOK_BACK]
         messages = [choice.message for choice in answer.choices]
-        self._heard.append(chains.Earlier(call.chain_class, messages))
+        self._heard.append(chains.earlier(call.chain_class, messages))
 
     def remember(self, call: Call, parameters: bytes) -> None:
         """Let retries of the call find it."""

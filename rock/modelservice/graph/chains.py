@@ -31,7 +31,19 @@ class Earlier(Struct, frozen=True):
     """An answered call of the session, for `refined`."""
 
     chain_class: ChainClass
-    messages: Sequence[AssistantMessage]
+    summaries: tuple[str, ...] = ()
+    """Its texts that are long enough to be known again."""
+    calling: tuple[AssistantMessage, ...] = ()
+    """Its messages with tool calls."""
+
+
+def earlier(chain_class: ChainClass, messages: Sequence[AssistantMessage]) -> Earlier:
+    texts = [(said.content or "").strip() for said in messages]
+    return Earlier(
+        chain_class,
+        tuple([text for text in texts if len(text) >= MIN_SUMMARY_CHARS]),
+        tuple([said for said in messages if said.tool_calls]),
+    )
 
 
 class _Message(Struct):
@@ -64,11 +76,8 @@ def refined(branch: str | None, new: Iterable[bytes], earlier: Sequence[Earlier]
     if branch == "new_root" and not tasks_given(earlier).isdisjoint(map(str.strip, texts)):
         return "subagent"
     for call in earlier:
-        for said in call.messages:
-            summary = (said.content or "").strip()
-            if MIN_SUMMARY_CHARS <= len(summary) <= longest and any(
-                summary in text for text in texts
-            ):
+        for summary in call.summaries:
+            if len(summary) <= longest and any(summary in text for text in texts):
                 return "compaction"
     return branch
 
@@ -77,10 +86,8 @@ def tasks_given(earlier: Iterable[Earlier]) -> set[str]:
     """Every text that an answer's tool call gave as an argument."""
     found: set[str] = set()
     for call in earlier:
-        for said in call.messages:
-            if not said.tool_calls:
-                continue
-            for tool_call in said.tool_calls:
+        for said in call.calling:
+            for tool_call in said.tool_calls or ():
                 found.update(_arguments(tool_call.function.arguments))
     return found
 

@@ -104,7 +104,9 @@ class MessageGraph:
         for message in messages:
             # The usual case compares bytes with the path taken last, and hashes nothing.
             child: int | None = latest[node]
-            if child == _ROOT or raws[blobs[child]] != message:
+            if child == _ROOT:  # nothing was ever asked after this
+                break
+            if raws[blobs[child]] != message:
                 child = self._known_child(node, message)
                 if child is None:
                     break
@@ -124,7 +126,9 @@ class MessageGraph:
         fresh: dict[bytes, int] = {}
 
         def number(blob: bytes) -> int:
-            known = self._numbers.get(blob, fresh.get(blob))
+            known = self._numbers.get(blob)
+            if known is None:
+                known = fresh.get(blob)
             if known is None:
                 known = fresh[blob] = len(self._blobs) + len(blobs)
                 blobs.append(blob)

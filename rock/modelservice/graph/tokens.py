@@ -71,15 +71,24 @@ def reason_against_sample(
     ids: Sequence[int] | None, logprobs: Sequence[float] | None
 ) -> str | None:
     """Why a sampled answer cannot be trained on; None if it can."""
+    return pack_sample(ids, logprobs)[1]
+
+
+def pack_sample(
+    ids: Sequence[int] | None, logprobs: Sequence[float] | None
+) -> tuple[bytes | None, str | None]:
+    """(packed ids, None) of a sampled answer, or (None, why it cannot be trained on)."""
     if ids is None:
-        return "no token_ids"
+        return None, "no token_ids"
     if logprobs is None:
-        return "no logprobs"
+        return None, "no logprobs"
     if not ids:
-        return "empty token_ids"
+        return None, "empty token_ids"
     if len(ids) != len(logprobs):
-        return f"{len(ids)} token_ids but {len(logprobs)} logprobs"
-    return _pack_checked(ids, "token_ids")[1] or _reason_against_logprobs(logprobs)
+        return None, f"{len(ids)} token_ids but {len(logprobs)} logprobs"
+    packed, reason = _pack_checked(ids, "token_ids")
+    reason = reason or _reason_against_logprobs(logprobs)
+    return (packed, None) if reason is None else (None, reason)
 
 
 def _pack_checked(ids: Sequence[int], name: str) -> tuple[bytes | None, str | None]:

@@ -4,6 +4,8 @@ Who is asking is decided before the body is read. The key is in the path (`/s/<k
 any API key) or is the API key (`Authorization: Bearer`, `x-api-key`). On a listener bound to a
 session any key or none will do, but a valid key of another session is refused.
 
+A plain reply waits for its answer without a task (`_PlainReply`); a stream has one.
+
 How one call can end, and who hears of it:
 
     refused, failed      status in the dialect's shape, or an error event once streaming
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from functools import partial
 from urllib.parse import unquote
 
@@ -35,8 +37,8 @@ from rock.modelservice import dialects
 from rock.modelservice.dialects import CountRoute, Dialect, ErrorReply, Exchange, Renderer
 from rock.modelservice.dialects.auxiliary import Kind, classify, never_asks_twice
 from rock.modelservice.planes.counted import HEADER, TokenCount
-from rock.modelservice.planes.plane import EventStream, Reply, Request
-from rock.modelservice.service.service import Call, Incoming, ModelService, Session
+from rock.modelservice.planes.plane import EventStream, Outcome, Parked, Reply, Request
+from rock.modelservice.service.service import Answer, Call, Incoming, ModelService, Session
 from rock.modelservice.telemetry.logs import about
 from rock.modelservice.telemetry.tracing import HEADERS
 
@@ -56,7 +58,7 @@ class AgentPlane:
         self._bound = bound
         self._config = service.config
 
-    async def handle(self, request: Request) -> Reply | EventStream:
+    def handle(self, request: Request) -> Outcome:
         """Never raises a RockError: errors are replies in the dialect's shape."""
         key, route = split_key(request.path)
         dialect = dialects.spoken(route, request.headers)
@@ -65,9 +67,9 @@ class AgentPlane:
             if route in dialects.BY_ROUTE or route in dialects.COUNTED:
                 if request.method != "POST":
                     return not_allowed(dialect, request, "POST")
-                if route in dialects.COUNTED:
-                    return await self._counted(session, dialects.COUNTED[route][1], request)
-                return await self._complete(session, dialect, request)
+                if request.body is None or route in dialects.COUNTED:
+                    return self._later(session, dialect, request, route)
+                return self._complete(session, dialect, request, request.body)
             if route == "/models" or route.startswith("/models/"):
                 if request.method != "GET":
                     return not_allowed(dialect, request, "GET")
@@ -75,6 +77,18 @@ class AgentPlane:
             raise NotFound(f"there is no {request.method} {_shown(request.path, key)} here")
         except RockError as exc:
             return self.refusal(exc, dialect)
+
+    async def _later(
+        self, session: Session, dialect: Dialect, request: Request, route: str
+    ) -> Reply | EventStream | Parked:
+        """What has to wait before there is a call."""
+        try:
+            if route in dialects.COUNTED:
+                return await self._counted(session, dialects.COUNTED[route][1], request)
+            outcome = self._complete(session, dialect, request, await request.read())
+        except RockError as exc:
+            return self.refusal(exc, dialect)
+        return outcome if isinstance(outcome, Reply | Parked) else await outcome
 
     async def _counted(self, session: Session, route: CountRoute, request: Request) -> Reply:
         history = _SessionHistory(self._service, session)
@@ -107,30 +121,11 @@ class AgentPlane:
         except (SessionClosed, ContextLengthExceeded):  # closed long ago
             return True
 
-    async def _complete(
-        self, session: Session, dialect: Dialect, request: Request
-    ) -> Reply | EventStream:
-        call, renderer, stream = await self._submit(session, dialect, request)
-        try:
-            if not stream:
-                body = renderer.reply(await call.answer())
-                sent = partial(self._service.sent, call)
-                return Reply(200, body, sent=sent, lost=partial(self._service.agent_left, call))
-            await call.news_within(self._config.stream_grace_seconds, 0)
-            if call.outcome is not None:
-                await call.answer()  # a refusal can still have its status
-        except RockError:
-            raise  # the call has ended, nobody needs to be told
-        except BaseException:  # cancelled: the agent went away while it waited
-            self._service.agent_left(call)
-            raise
-        return _CallStream(self._service, call, renderer).opened()
-
-    async def _submit(
-        self, session: Session, dialect: Dialect, request: Request
-    ) -> tuple[Call, Renderer, bool]:
-        """Read, parse and queue. The body and the parsed request end with this frame."""
-        body = await request.read()
+    def _complete(
+        self, session: Session, dialect: Dialect, request: Request, body: bytes
+    ) -> Outcome:
+        """Parse and queue. The body and the parsed request end with this frame, unless a hook sees
+        them or the reply streams."""
         parsed = dialect.parse(body, request.headers, _SessionHistory(self._service, session))
         kind = classify(parsed.request, request.headers)
         incoming = Incoming(
@@ -143,8 +138,82 @@ class AgentPlane:
             trace={name: request.headers[name] for name in HEADERS if name in request.headers},
             kind=kind,
         )
-        call = await self._service.submit(session, incoming, wait=parsed.stream)
-        return call, parsed.renderer, parsed.stream
+        if parsed.stream or self._service.intercepts(session):
+            return self._submitted(session, dialect, incoming, parsed.renderer)
+        call = self._service.ask(session, incoming)
+        return _PlainReply(self, self._service, call, dialect, parsed.renderer)
+
+    async def _submitted(
+        self, session: Session, dialect: Dialect, incoming: Incoming, renderer: Renderer
+    ) -> Reply | EventStream | Parked:
+        try:
+            call = await self._service.submit(session, incoming, wait=incoming.stream)
+            if not incoming.stream:
+                return _PlainReply(self, self._service, call, dialect, renderer)
+            del incoming
+            try:
+                await call.news_within(self._config.stream_grace_seconds, 0)
+            except BaseException:  # cancelled: the agent went away while it waited
+                self._service.agent_left(call)
+                raise
+            if call.outcome is not None:
+                await call.answer()  # a refusal can still have its status
+        except RockError as exc:  # there is no call, or it has ended: nobody needs to be told
+            return self.refusal(exc, dialect)
+        return _CallStream(self._service, call, renderer).opened()
+
+
+class _PlainReply(Parked):
+    """The reply to one call in one piece, once the call has ended."""
+
+    __slots__ = ("_call", "_dialect", "_plane", "_ready", "_renderer", "_service")
+
+    def __init__(
+        self,
+        plane: AgentPlane,
+        service: ModelService,
+        call: Call,
+        dialect: Dialect,
+        renderer: Renderer,
+    ) -> None:
+        self._plane = plane
+        self._service = service
+        self._call = call
+        self._dialect = dialect
+        self._renderer = renderer
+
+    def start(self, ready: Callable[[], None]) -> None:
+        self._ready = ready
+        self._look()
+
+    def _look(self) -> None:
+        if self._call.outcome is None:
+            self._call.on_news(self._look)
+        else:
+            self._ready()
+
+    def reply(self) -> Reply:
+        call, outcome = self._call, self._call.outcome
+        try:
+            if not isinstance(outcome, Answer):
+                assert outcome is not None
+                raise outcome
+            body = self._renderer.reply(outcome)
+        except RockError as exc:  # the call has ended, nobody needs to be told
+            return self._plane.refusal(exc, self._dialect)
+        except Exception:
+            self._service.agent_left(call)
+            raise
+        return Reply(
+            200,
+            body,
+            sent=partial(self._service.sent, call),
+            lost=partial(self._service.agent_left, call),
+        )
+
+    def left(self) -> None:
+        self._call.forget(self._look)
+        self._service.agent_left(self._call)
 
 
 class _SessionHistory:

@@ -1,7 +1,8 @@
 """One HTTP/1.1 connection of a plane: an asyncio protocol around llhttp (`httptools`).
 
 A request is handed to the plane when its head is complete; the body is awaited only by who asks for
-it. Requests sent ahead are answered in order. A peer that goes away cancels the handler it waits for.
+it. What the plane makes of it (`plane.Outcome`) is written at once, or when it is told to be there, or
+by a task. Requests sent ahead are answered in order. A peer that goes away cancels what it waits for.
 What is no HTTP never reaches the plane; it is refused in the plane's shape, and logged without what
 was in it. A reply to a request that was not read to its end is followed by a bounded wait in which
 the rest is thrown away, because a connection that is closed with unread data loses the reply.
@@ -13,17 +14,17 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
-from rock.errors import BadRequest, BodyTimeout, PayloadTooLarge, RockError
-from rock.modelservice.planes.heads import CONTINUE, STREAM_HEAD, head
-from rock.modelservice.planes.incoming import Incoming, decoded
-from rock.modelservice.planes.plane import EventStream, Reply, Request
-from rock.modelservice.settings import ServiceConfig
+from rock.errors import BadRequest, PayloadTooLarge, RockError
+from rock.modelservice.planes.adapter import Adapter
+from rock.modelservice.planes.heads import CONTINUE, head, stream_head
+from rock.modelservice.planes.incoming import Incoming
+from rock.modelservice.planes.plane import EventStream, Outcome, Parked, Reply, Request
 
 log = logging.getLogger(__name__)
 
@@ -34,34 +35,6 @@ MAX_AHEAD_BYTES = 1 << 20
 """The same for their bodies together."""
 LINGER_SECONDS = 10.0
 
-Handle: TypeAlias = Callable[[Request], Coroutine[Any, Any, Reply | EventStream]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """What a listener takes from a peer; `settings` explains each."""
-
-    max_body_bytes: int
-    body_seconds: float = 60.0
-    peer_timeout_seconds: float = 60.0
-
-    @classmethod
-    def of(cls, config: ServiceConfig) -> Bounds:
-        return cls(
-            max_body_bytes=config.max_body_bytes,
-            body_seconds=config.body_seconds,
-            peer_timeout_seconds=config.peer_timeout_seconds,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Adapter:
-    """A plane, as a listener needs it."""
-
-    handle: Handle
-    refusal: Callable[[RockError], Reply]
-    bounds: Bounds
-
 
 class Connection(asyncio.Protocol):
     """See the module. `peers` is the listener's set of open connections; `alive` is in it."""
@@ -70,6 +43,7 @@ class Connection(asyncio.Protocol):
         "_adapter",
         "_arriving",
         "_asked",
+        "_busy",
         "_deaf",
         "_drained",
         "_head_at",
@@ -77,11 +51,15 @@ class Connection(asyncio.Protocol):
         "_idle_since",
         "_linger",
         "_loop",
+        "_parked",
         "_parser",
         "_peers",
         "_plain_left",
         "_queue",
+        "_rested",
         "_transport",
+        "_turning",
+        "_unsent",
         "closing",
         "task",
     )
@@ -105,7 +83,17 @@ class Connection(asyncio.Protocol):
         self._linger: asyncio.TimerHandle | None = None
         self.closing = False
         """No further request is taken."""
+        self._busy = False
+        """The first request of the queue is being answered."""
+        self._turning = False
+        """`_next` runs, or will: it begins what comes meanwhile."""
+        self._parked: Parked | None = None
+        """What the first request waits for, if nothing has to run meanwhile."""
+        self._unsent: Reply | None = None
+        """A reply that is written, of which the peer has not taken enough."""
+        self._rested: asyncio.Future[None] | None = None
         self.task: asyncio.Task[None] | None = None
+        """What answers the first request, if something has to run."""
         self._asked = False
         """A request has come."""
         self._idle_since = self._loop.time()
@@ -122,9 +110,12 @@ class Connection(asyncio.Protocol):
         self._deaf = True
         if self._linger is not None:
             self._linger.cancel()
+        unsent, self._unsent = self._unsent, None
+        if unsent is not None:
+            unsent.lost()
         self.resume_writing()
-        if self.task is not None:
-            self.task.cancel()
+        self.leave()
+        self._rest()
         self._queue.clear()
 
     def pause_writing(self) -> None:
@@ -134,20 +125,26 @@ class Connection(asyncio.Protocol):
         drained, self._drained = self._drained, None
         if drained is not None and not drained.done():
             drained.set_result(None)
+        unsent, self._unsent = self._unsent, None
+        if unsent is not None:
+            unsent.sent()
+            self._finish(self._queue[0])
 
     def data_received(self, data: bytes) -> None:
         if self._deaf:
             return
         begun = self._arriving
+        self._turning = True  # not from inside the parser
         self._feed(data)
+        self._turning = False
         if begun is not None and self._arriving is begun:
             # What came with the end of the request before is not counted: it is one read at most.
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
                 self._broken(BadRequest(f"the head is over {MAX_HEAD_BYTES} bytes"))
-        if self.task is None:
+        if not self._busy:
             self._next()
-        elif len(self._queue) > 1 and self._far_ahead():
+        if self._busy and len(self._queue) > 1 and self._far_ahead():
             self._transport.pause_reading()
 
     def _far_ahead(self) -> bool:
@@ -269,74 +266,141 @@ class Connection(asyncio.Protocol):
     # --- requests ---
 
     def _too_large(self) -> PayloadTooLarge:
-        return PayloadTooLarge(
-            f"the body is over the limit of {self._adapter.bounds.max_body_bytes} bytes"
-        )
+        most = self._adapter.bounds.max_body_bytes
+        return PayloadTooLarge(f"the body is over the limit of {most} bytes")
 
     def _next(self) -> None:
-        if self._queue and not self._queue[0].answered:
-            self.task = self._loop.create_task(self._serve(self._queue[0]))
-
-    async def _serve(self, incoming: Incoming) -> None:
-        reply = await self._answer(incoming)
+        """Begin what has come, one after the other, until one request has to wait. Not by recursion:
+        one read can bring thousands."""
+        if self._turning:
+            return
+        self._turning = True
         try:
-            await self._write(incoming, reply)
-        except ConnectionError:
-            reply.lost()
-        except BaseException as exc:
-            reply.lost()
-            if not isinstance(exc, asyncio.CancelledError):
-                log.error("a reply could not be written: %s", type(exc).__name__)
-                self._transport.abort()  # or its reader would wait for the rest for ever
-            raise
-        else:
-            reply.sent()
-        self.task = None
-        self._finish(incoming)
+            while self._queue and not self._busy and not self._transport.is_closing():
+                first = self._queue[0]
+                if first.answered:
+                    break
+                self._busy = True
+                self._settle(first, self._begun(first))
+        finally:
+            self._turning = False
 
-    async def _answer(self, incoming: Incoming) -> Reply | EventStream:
+    def _begun(self, incoming: Incoming) -> Outcome:
         if incoming.bad is not None and not isinstance(incoming.bad, PayloadTooLarge):
             return self._adapter.refusal(incoming.bad)
         request = Request(
-            incoming.method, incoming.path, incoming.headers, lambda: self._read(incoming)
+            incoming.method,
+            incoming.path,
+            incoming.headers,
+            partial(self._read, incoming),
+            incoming.arrived(),
         )
         try:
-            return await self._adapter.handle(request)
-        except RockError as exc:
-            return self._adapter.refusal(exc)
+            return self._adapter.handle(request)
+        except Exception as exc:  # noqa: BLE001 - a handler may fail in any way; its peer gets an answer
+            return self._refused(exc)
+
+    def _refused(self, exc: Exception) -> Reply:
+        if not isinstance(exc, RockError):
+            log.error("unexpected error in a handler", exc_info=exc)
+            exc = RockError("internal error; see the service's log")
+        return self._adapter.refusal(exc)
+
+    def _settle(self, incoming: Incoming, outcome: Outcome) -> None:
+        """Answer, or see to it that it will be."""
+        if isinstance(outcome, Reply):
+            self._answer(incoming, outcome)
+        elif isinstance(outcome, Parked):
+            incoming.chunks.clear()
+            self._parked = outcome
+            outcome.start(self._ready)
+        else:
+            self.task = self._loop.create_task(self._serve(incoming, outcome))
+            # It may be cancelled before its first step.
+            self.task.add_done_callback(lambda _: outcome.close())
+
+    def _ready(self) -> None:
+        """What the request was parked for has come. Whoever says so has others to tell: nothing is
+        raised."""
+        parked, self._parked = self._parked, None
+        if parked is None:
+            return
+        try:
+            reply = parked.reply()
+        except Exception as exc:  # noqa: BLE001 - as in `_begun`
+            reply = self._refused(exc)
+        try:
+            self._answer(self._queue[0], reply)
         except Exception:
-            log.exception("unexpected error in a handler")
-            return self._adapter.refusal(RockError("internal error; see the service's log"))
+            log.exception("unexpected error in a reply")
+            self._transport.abort()
+
+    def _answer(self, incoming: Incoming, reply: Reply) -> None:
+        """Write a reply and go on, or wait until the peer takes it: see `resume_writing`."""
+        if self._transport.is_closing():
+            reply.lost()
+        else:
+            try:
+                data = self._bytes_of(incoming, reply)
+            except Exception as exc:  # noqa: BLE001 - the handler's fault; it must not stay unheard
+                self._unwritable(reply, exc)
+                return
+            self._transport.write(data)
+            if self._drained is not None:
+                self._unsent = reply
+                return
+            reply.sent()
+        self._finish(incoming)
+
+    def _unwritable(self, reply: Reply | EventStream, exc: Exception) -> None:
+        reply.lost()
+        log.error("a reply could not be written: %s", type(exc).__name__)
+        self._transport.abort()  # or its reader would wait for the rest for ever
+
+    async def _serve(
+        self, incoming: Incoming, coming: Coroutine[Any, Any, Reply | Parked | EventStream]
+    ) -> None:
+        try:
+            outcome = await coming
+        except Exception as exc:  # noqa: BLE001 - as in `_begun`
+            outcome = self._refused(exc)
+        if isinstance(outcome, EventStream):
+            await self._stream(incoming, outcome)
+            self.task = None
+            self._finish(incoming)
+        else:
+            self.task = None
+            self._settle(incoming, outcome)
+
+    async def _stream(self, incoming: Incoming, reply: EventStream) -> None:
+        """Write it, and tell it how that went."""
+        try:
+            await self._write_stream(incoming, reply)
+        except ConnectionError:
+            reply.lost()
+        except Exception as exc:
+            self._unwritable(reply, exc)
+            raise
+        except BaseException:
+            reply.lost()
+            raise
+        else:
+            reply.sent()
 
     async def _read(self, incoming: Incoming) -> bytes:
         """The whole body. Raises PayloadTooLarge, BodyTimeout, BadRequest."""
         if not incoming.complete and incoming.bad is None:
-            await self._rest(incoming)
+            if incoming.headers.get("expect", "").lower() == "100-continue" and not incoming.size:
+                self._transport.write(CONTINUE)
+            await incoming.wait(self._adapter.bounds.body_seconds)
         if incoming.bad is not None:
             raise incoming.bad
-        chunks, incoming.chunks = incoming.chunks, []
-        body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-        sent = incoming.headers.get("content-encoding")
-        if sent is None:
-            return body
-        encoding = sent.strip().lower()
-        if encoding in ("", "identity"):
-            return body
-        return decoded(body, encoding, self._adapter.bounds.max_body_bytes)
-
-    async def _rest(self, incoming: Incoming) -> None:
-        if incoming.headers.get("expect", "").lower() == "100-continue" and incoming.size == 0:
-            self._transport.write(CONTINUE)
-        incoming.waiter = self._loop.create_future()
-        seconds = self._adapter.bounds.body_seconds
-        try:
-            async with asyncio.timeout(seconds):
-                await incoming.waiter
-        except TimeoutError as exc:
-            raise BodyTimeout(f"the body did not arrive within {seconds:g} s") from exc
+        return incoming.unpacked(self._adapter.bounds.max_body_bytes)
 
     def _finish(self, incoming: Incoming) -> None:
         """The reply is written; go on, or close."""
+        self._busy = False
+        self._rest()
         incoming.answered = True
         incoming.chunks.clear()
         if self._transport.is_closing():
@@ -365,25 +429,19 @@ class Connection(asyncio.Protocol):
 
     # --- replies ---
 
-    async def _write(self, incoming: Incoming, reply: Reply | EventStream) -> None:
-        """Write all of it here, so that the end of this call means that it was written."""
-        if isinstance(incoming.bad, PayloadTooLarge) or self.closing:
+    def _bytes_of(self, incoming: Incoming, reply: Reply) -> bytes:
+        last = isinstance(incoming.bad, PayloadTooLarge) or self.closing
+        if last or (reply.headers and reply.headers.get("Connection") == "close"):
             incoming.keep_alive = False
-        if isinstance(reply, EventStream):
-            await self._write_stream(incoming, reply)
-            return
-        if reply.headers.get("Connection") == "close":
-            incoming.keep_alive = False
-        body = b"" if incoming.method == "HEAD" else reply.body
-        await self._send(head(reply, incoming.keep_alive) + body)
+        start = head(reply, incoming.keep_alive)
+        return start if incoming.method == "HEAD" else start + reply.body
 
     async def _write_stream(self, incoming: Incoming, reply: EventStream) -> None:
+        if isinstance(incoming.bad, PayloadTooLarge) or self.closing:
+            incoming.keep_alive = False
         chunked = incoming.version == "1.1"
-        opening = STREAM_HEAD + (b"" if incoming.keep_alive else b"Connection: close\r\n")
         async with contextlib.aclosing(reply.frames) as frames:
-            await self._send(
-                opening + (b"Transfer-Encoding: chunked\r\n\r\n" if chunked else b"\r\n")
-            )
+            await self._send(stream_head(incoming.keep_alive, chunked))
             async for frame in frames:
                 await self._send(b"%x\r\n%b\r\n" % (len(frame), frame) if chunked else frame)
             if chunked:
@@ -404,8 +462,28 @@ class Connection(asyncio.Protocol):
     def close_if_idle(self) -> None:
         """Take no further request; close now if none is being answered."""
         self.closing = True
-        if self.task is None:
+        if not self._busy:
             self._transport.close()
+
+    def at_rest(self) -> asyncio.Future[None]:
+        """Done when no request is being answered."""
+        if self._rested is None:
+            self._rested = self._loop.create_future()
+            if not self._busy:
+                self._rested.set_result(None)
+        return self._rested
+
+    def _rest(self) -> None:
+        if self._rested is not None and not self._rested.done():
+            self._rested.set_result(None)
+
+    def leave(self) -> None:
+        """End what answers a request: nobody will read it."""
+        parked, self._parked = self._parked, None
+        if parked is not None:
+            parked.left()
+        if self.task is not None:
+            self.task.cancel()
 
     def abort(self) -> None:
         self._transport.abort()
@@ -415,7 +493,7 @@ class Connection(asyncio.Protocol):
         head_seconds = self._adapter.bounds.body_seconds
         if self._arriving is not None and now - self._head_at > head_seconds:
             self._transport.abort()
-        elif self.task is None:
+        elif not self._busy:
             bound = keep_seconds if self._asked else head_seconds
             if now - self._idle_since > bound:
                 self._transport.close()

@@ -13,6 +13,13 @@ STREAM_HEAD = (
 )
 
 
+def stream_head(keep_alive: bool, chunked: bool) -> bytes:
+    more = b"" if keep_alive else b"Connection: close\r\n"
+    if chunked:
+        more += b"Transfer-Encoding: chunked\r\n"
+    return STREAM_HEAD + more + b"\r\n"
+
+
 def head(reply: Reply, keep_alive: bool) -> bytes:
     key = (reply.status, reply.content_type)
     start = _STARTS.get(key)

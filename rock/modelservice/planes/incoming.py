@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 
-from rock.errors import BadRequest, PayloadTooLarge, RockError
+from rock.errors import BadRequest, BodyTimeout, PayloadTooLarge, RockError
 
 
 class Incoming:
@@ -46,6 +46,39 @@ class Incoming:
     def wake(self) -> None:
         if self.waiter is not None and not self.waiter.done():
             self.waiter.set_result(None)
+
+    async def wait(self, seconds: float) -> None:
+        """Until all of it has come, or something is wrong with it. Raises BodyTimeout."""
+        self.waiter = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(seconds):
+                await self.waiter
+        except TimeoutError as exc:
+            raise BodyTimeout(f"the body did not arrive within {seconds:g} s") from exc
+
+    def arrived(self) -> bytes | None:
+        """The body, if it has come and is as it was sent."""
+        if not self.complete or self.bad is not None or "content-encoding" in self.headers:
+            return None
+        return self.body()
+
+    def body(self) -> bytes:
+        """What has come of the body, and stays until `chunks` is cleared."""
+        if len(self.chunks) != 1:
+            self.chunks = [b"".join(self.chunks)]
+        return self.chunks[0]
+
+    def unpacked(self, max_bytes: int) -> bytes:
+        """The body as it was before it was compressed. It is no longer here then.
+
+        Raises PayloadTooLarge, BadRequest.
+        """
+        body = self.body()
+        self.chunks.clear()
+        encoding = self.headers.get("content-encoding", "").strip().lower()
+        if encoding in ("", "identity"):
+            return body
+        return decoded(body, encoding, max_bytes)
 
     @property
     def path(self) -> str:

@@ -14,7 +14,8 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from rock.errors import ConfigError
-from rock.modelservice.planes.connection import Adapter, Bounds, Connection, Handle
+from rock.modelservice.planes.adapter import Adapter, Bounds, Handle
+from rock.modelservice.planes.connection import Connection
 
 __all__ = ["Adapter", "Bounds", "Handle", "bind", "listening", "url_of"]
 
@@ -73,13 +74,13 @@ async def _see_off(peers: set[Connection]) -> None:
     """Let replies that are being written go out, for a while; end the rest."""
     for peer in list(peers):
         peer.close_if_idle()
-    tasks = {peer.task for peer in peers if peer.task is not None}
     try:
-        if tasks:
-            await asyncio.wait(tasks, timeout=SHUTDOWN_SECONDS)
+        if peers:
+            await asyncio.wait([peer.at_rest() for peer in peers], timeout=SHUTDOWN_SECONDS)
     finally:
-        for task in tasks:
-            task.cancel()
+        tasks = [peer.task for peer in peers if peer.task is not None]
+        for peer in list(peers):
+            peer.leave()
         await asyncio.gather(*tasks, return_exceptions=True)
         for peer in list(peers):
             peer.abort()

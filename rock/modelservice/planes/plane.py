@@ -1,13 +1,19 @@
-"""What both planes take and give, free of any HTTP server: a Request, a Reply or an EventStream.
+"""What both planes take and give, free of any HTTP server: a Request and an Outcome.
 
-A handler decides and waits; the adapter (`server`) reads and writes. How a reply went is told to it
-through `sent` (every byte was handed to the connection) or `lost` (the other side was gone);
-exactly one of them is called, once, after the reply was returned. Neither may wait.
+A handler decides; the adapter (`connection`) reads, waits and writes. What has to wait for nothing is
+answered at once, with a Reply. What waits for one thing that will be told is Parked and costs
+nothing meanwhile. All else is a coroutine and gets a task.
+
+How a reply went is told to it through `sent` (every byte was handed to the connection) or `lost`
+(the other side was gone); exactly one of them is called, once, after the reply was returned.
+Neither may wait.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from typing import Any, TypeAlias
 
 from msgspec import Struct, field
 
@@ -26,6 +32,8 @@ class Request(Struct, frozen=True):
     """By name in lower case."""
     read: Callable[[], Awaitable[bytes]]
     """The whole body; raises PayloadTooLarge."""
+    body: bytes | None = None
+    """The same, if it has come already and can be had as it was sent."""
 
 
 class Reply(Struct, frozen=True):
@@ -43,3 +51,24 @@ class EventStream(Struct, frozen=True):
     frames: AsyncGenerator[bytes, None]
     sent: Callable[[], None] = nothing
     lost: Callable[[], None] = nothing
+
+
+class Parked(ABC):
+    """A reply that will come. While it is waited for there is this object and no task."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def start(self, ready: Callable[[], None]) -> None:
+        """Call `ready` once when `reply` can be asked, which may be at once."""
+
+    @abstractmethod
+    def reply(self) -> Reply:
+        """Asked once. What it raises is refused as what a handler raises."""
+
+    @abstractmethod
+    def left(self) -> None:
+        """The other side went away: `ready` is not wanted any more. Not called once `ready` was."""
+
+
+Outcome: TypeAlias = Reply | Parked | Coroutine[Any, Any, Reply | Parked | EventStream]

@@ -42,6 +42,8 @@ class Prepared(Struct, frozen=True):
     prompt: bytes | None
     against_prompt: str | None
     """Why there is no packed prompt."""
+    samples: list[tuple[bytes | None, str | None]]
+    """For each choice its packed ids, or why there are none."""
     fingerprint: bytes
     """Equal for two completions that say the same."""
 
@@ -62,7 +64,8 @@ def prepare(completion: Completion) -> Prepared:
     except OverflowError as exc:
         raise BadRequest("the completion has a number of more than 64 bits") from exc
     mark.update(prompt or b"")
-    return Prepared(completion, prompt, reason, mark.digest())
+    samples = [tokens.pack_sample(one.token_ids, one.logprobs) for one in completion.choices]
+    return Prepared(completion, prompt, reason, samples, mark.digest())
 
 
 def _check_usage(usage: Usage | None) -> None:
@@ -104,7 +107,7 @@ def answered(
         raise BadRequest(
             f"choices: expected {wanted} (the request's n), got {len(choices)}", param="choices"
         )
-    reason = _reason_against(choices) or prepared.against_prompt
+    reason = _reason_against(choices, prepared.samples) or prepared.against_prompt
     parts = prepared.completion.prompt_parts
     if reason is None:
         count = tokens.count(prepared.prompt or b"")
@@ -122,7 +125,12 @@ def answered(
         lease=prepared.completion.lease_id,
         fingerprint=prepared.fingerprint,
         choices=tuple(
-            _choice(choice, version, call.said if number == 0 else None, trainable=reason is None)
+            _choice(
+                choice,
+                version,
+                call.said if number == 0 else None,
+                packed=prepared.samples[number][0] if reason is None else None,
+            )
             for number, choice in enumerate(choices)
         ),
         prompt_ids=prompt,
@@ -155,10 +163,13 @@ def edited(
     )
 
 
-def _reason_against(choices: list[Choice]) -> str | None:
+def _reason_against(
+    choices: list[Choice], samples: list[tuple[bytes | None, str | None]]
+) -> str | None:
     for number, choice in enumerate(choices):
-        reason = tokens.reason_against_sample(choice.token_ids, choice.logprobs)
-        reason = reason or _reason_against_versions(choice) or reason_against_parts(choice)
+        reason = (
+            samples[number][1] or _reason_against_versions(choice) or reason_against_parts(choice)
+        )
         if reason is not None:
             return reason if len(choices) == 1 else f"choice {number}: {reason}"
     return None
@@ -193,10 +204,11 @@ def _reason_against_said(said: Said, version: PolicyVersion | None) -> str | Non
 
 
 def _choice(
-    choice: Choice, version: PolicyVersion | None, said: Said | None, *, trainable: bool
+    choice: Choice, version: PolicyVersion | None, said: Said | None, *, packed: bytes | None
 ) -> AnswerChoice:
+    """`packed` are its ids, if it can be trained on."""
     message, finish = _with_call_ids(choice.message, said), choice.finish_reason
-    if not trainable:
+    if packed is None:
         return AnswerChoice(message=message, finish_reason=finish)
     logprobs = tokens.pack_logprobs(choice.logprobs or ())
     before = said.logprobs if said is not None else None
@@ -205,7 +217,7 @@ def _choice(
     return AnswerChoice(
         message=message,
         finish_reason=finish,
-        packed_ids=tokens.pack_ids(choice.token_ids or ()),
+        packed_ids=packed,
         packed_logprobs=logprobs,
         version_spans=_versions(choice, version, said),
         parts=None if choice.parts is None else tuple(choice.parts),

@@ -68,6 +68,7 @@ def session_info(session: Session, age_seconds: float | None) -> SessionInfo:
         cancelled=counts[State.CANCELLED],
         close_reason=session.close_reason,
         limit=session.limit,
+        restarted=session.restarted,
         prompt_tokens=session.prompt_tokens,
         completion_tokens=session.completion_tokens,
         last_call_age_seconds=age_seconds,

@@ -248,16 +248,36 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
         return self._book.conversation(session.id).counted(request)
 
     async def submit(self, session: Session, incoming: Incoming, *, wait: bool = True) -> Call:
-        """Queue a request, or re-attach a retry to the call it repeats; returns once on disk.
+        """`ask`, with the interceptors of the session; returns once on disk, or with `wait` unset as
+        soon as `ask` does.
 
-        Without `wait`, a new call may still be on its way there: enough for who will say nothing to
-        the agent before the answer, which cannot come before.
-        Every `submit` that returns is followed by exactly one of `sent` or `agent_left`, unless
-        `answer` raised. If `submit` itself is cancelled, the service counts that as the agent
-        leaving. Raises `SessionClosed`, `QueueFull`, `ContextLengthExceeded` (a limit of the
-        session), `BadRequest`, `JournalError`.
+        If it is cancelled, the service counts that as the agent leaving.
         """
-        if session.close_reason != "limit" or session.id in self._engine.shelf:
+        edit = await self._intercepted(session, incoming) if self.intercepts(session) else _AS_ASKED
+        call = self.ask(session, incoming, edit)
+        try:
+            if wait:
+                await self._engine.journal.barrier()
+        except asyncio.CancelledError:
+            self.agent_left(call)
+            raise
+        return call
+
+    def intercepts(self, session: Session) -> bool:
+        """Whether requests of the session have to go through `submit`."""
+        return bool(self._engine.interceptors.matching("request", session.labels))
+
+    def ask(self, session: Session, incoming: Incoming, edit: Edit = _AS_ASKED) -> Call:
+        """Queue a request, or re-attach a retry to the call it repeats. It is on its way to the disk:
+        enough for who will say nothing to the agent before the answer, which cannot come before.
+
+        Every `ask` that returns is followed by exactly one of `sent` or `agent_left`, unless the call
+        ended without an answer. Raises `SessionClosed`, `QueueFull`, `ContextLengthExceeded` (a limit
+        of the session), `BadRequest`, `JournalError`.
+        """
+        if session.close_reason is not None and (
+            session.close_reason != "limit" or session.id in self._engine.shelf
+        ):
             _check_open(session)
         request = incoming.request
         _check_request(request)
@@ -265,27 +285,14 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
         conversation = self._book.conversation(session.id)
         asked = conversation.look_up(incoming.dialect, request)
         call = conversation.find_retried(asked, incoming.idempotency_key, incoming.retry_count)
-        edit = _AS_ASKED
-        if call is None and self._engine.interceptors.matching("request", session.labels):
-            edit = await self._intercepted(session, incoming)
-            # A hook may have taken its time: what was true before need not be true now.
-            asked = conversation.look_up(incoming.dialect, request)
-            call = conversation.find_retried(asked, incoming.idempotency_key, incoming.retry_count)
         if call is not None:
             self._admit_connection()
             self._engine.attach(call)
-            wait = True
         else:
             _check_open(session)
             self._admit(session)
             call = self._new_call(session, conversation, incoming, asked, edit)
         call.streams = call.streams or incoming.stream
-        try:
-            if wait:
-                await self._engine.journal.barrier()
-        except asyncio.CancelledError:
-            self.agent_left(call)
-            raise
         return call
 
     def sent(self, call: Call) -> None:
@@ -320,6 +327,15 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
             raise QueueFull(f"{self.connections} connections wait for an answer already")
 
     async def _intercepted(self, session: Session, incoming: Incoming) -> Edit:
+        """What the interceptors make of a request that repeats none."""
+        if session.id in self._engine.shelf:
+            return _AS_ASKED  # refused by `ask`
+        conversation = self._book.conversation(session.id)
+        _check_request(incoming.request)
+        asked = conversation.look_up(incoming.dialect, incoming.request)
+        key, retries = incoming.idempotency_key, incoming.retry_count
+        if conversation.find_retried(asked, key, retries) is not None:
+            return _AS_ASKED
         _check_open(session)
         self._admit(session)
         return await intercepted(

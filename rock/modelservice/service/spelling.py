@@ -46,6 +46,8 @@ class Spelling:
     ) -> Mapping[str, str]:
         """Lease id -> why the tokens of a completion are not its text; `named` says by which
         tokenizers it is checked. What has no ids is left to other checks."""
+        if not self._known:
+            return {}
         wanted = [
             (item, [self._known[name] for name in sorted(named(item)) if name in self._known])
             for item in completions

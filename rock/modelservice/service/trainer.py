@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 
-import msgspec
-
 from rock.errors import BadRequest, CallFailed, LeaseLost, RockError
 from rock.modelservice import wire
 from rock.modelservice.engine.calls import Call, failure
@@ -74,6 +72,10 @@ class TrainerSide:
         version = policy.version if request.policy_version is None else request.policy_version
         seconds = min(request.lease_seconds, self._engine.config.max_lease_seconds)
         leases: list[wire.Lease] = []
+
+        def fresh(ticket: Ticket) -> bool:
+            return self._fresh(ticket, version)
+
         while len(leases) < request.max_leases:
             held = self._queue.claim(
                 WorkerId(request.worker_id),
@@ -81,7 +83,7 @@ class TrainerSide:
                 lease_seconds=seconds,
                 backend=backend,
                 policy_version=version,
-                fit=lambda ticket: self._fresh(ticket, version),
+                fit=fresh,
             )
             if held is None:
                 break
@@ -170,7 +172,7 @@ class TrainerSide:
                 return call.stored.untrainable
             raise LeaseLost("this lease was completed before, with a different answer")
         held = self._queue.held(LeaseId(completion.lease_id))
-        wanted = _choices.decode(call.request).n
+        wanted = call.wanted
         version = completion.policy_version
         if version is None:
             version = held.policy_version
@@ -300,13 +302,6 @@ class TrainerSide:
             redelivered=self._engine.redelivered,
             policy=self._policy_status(),
         )
-
-
-class _Choices(msgspec.Struct):
-    n: int = 1
-
-
-_choices = msgspec.json.Decoder(_Choices)
 
 
 def _parent(call: Call, parent: Call, *, with_ids: bool) -> wire.Parent:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 
-import msgspec
-
 from rock.errors import BadRequest
 from rock.modelservice.engine import spans
 from rock.modelservice.engine.engine import Engine
@@ -47,7 +45,7 @@ class UnderwaySide:
     def _partial_one(self, partial: Partial) -> None:
         call = self._engine.book.call_of_lease(partial.lease_id)
         held = self._engine.queue.held(LeaseId(partial.lease_id))
-        if msgspec.json.decode(call.request, type=_Choices).n != 1:
+        if call.wanted != 1:
             raise BadRequest("a call with several choices takes no partials; complete it whole")
         version = partial.policy_version
         if version is None:
@@ -78,7 +76,3 @@ class UnderwaySide:
         finally:
             if not len(bell):  # worker names come and go
                 bells.pop(worker, None)
-
-
-class _Choices(msgspec.Struct):
-    n: int = 1

@@ -86,6 +86,8 @@ class SessionInfo(Wire):
     close_reason: str | None = None
     limit: LimitName | None = None
     """Which limit closed the session, if one did."""
+    restarted: bool = False
+    """ModelService was started again while the session was open: requests on their way to it were lost."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     last_call_age_seconds: float | None = None

@@ -41,6 +41,7 @@ from rock.rollout.grading.protection import (
 from rock.rollout.grading.python import grade_by_python
 from rock.rollout.grading.scores import Grade, broken
 from rock.rollout.integrity import Integrity
+from rock.rollout.networks import CLOSED_ALWAYS, Reaches, reach
 from rock.rollout.staging import stage, upload_files
 from rock.rollout.task import LoadedTask
 from rock.sandbox.base import Provider, Sandbox, SandboxSpec
@@ -59,6 +60,8 @@ class Setting:
     """Where a judge is asked; None where there is none."""
     folder: Path
     """The attempt's folder on the host."""
+    reaches: Reaches = CLOSED_ALWAYS
+    """What sandboxes may reach; the agent's has `reaches.agent` when grading begins."""
 
 
 async def lay_out(sandbox: Sandbox, loaded: LoadedTask) -> None:
@@ -135,6 +138,8 @@ class Exam:
             await self._protection.put_back(sandbox, note=not noted)
             if not self._protection.findings.restored:
                 return Grade(reward=0.0, detail="protected files could not be put back")
+            reaches = self._setting.reaches
+            await reach(sandbox, reaches.grade, before=reaches.agent)
             return await self._by(sandbox, self._grader, self._task.timeouts.grade_seconds)
 
     async def _by(self, sandbox: Sandbox, grader: AnyGrader, seconds: float | None) -> Grade:
@@ -215,6 +220,7 @@ class Exam:
         mounts = tuple(mount for mount in spec.mounts if mount.read_only)
         sandbox = await self._setting.provider.create(replace(spec, mounts=mounts))
         stack.push_async_callback(sandbox.stop)
+        await reach(sandbox, self._setting.reaches.agent)  # of which the setup is a part
         tree = self._stage / "collected"
         if not self._grader.collect:
             await remove_paths(sandbox, [self._task.workdir])

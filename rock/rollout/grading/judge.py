@@ -33,6 +33,7 @@ from rock.rollout.placeholders import fill
 from rock.rollout.task import Task
 from rock.sandbox.base import Sandbox
 from rock.sandbox.ending import to_the_end
+from rock.secrets import keeping
 
 ROLE = "judge"
 _OBJECT = re.compile(r"\{[^{}]*\"score\"[^{}]*\}")
@@ -77,7 +78,8 @@ class SessionBench:
             )
         )
         try:
-            return await self._ask(session, messages, timeout_seconds)
+            with keeping(session.key):
+                return await self._ask(session, messages, timeout_seconds)
         finally:
             await to_the_end(self._close(session.session_id))
 

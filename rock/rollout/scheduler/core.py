@@ -28,7 +28,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from rock.rollout.scheduler.members import Group, Member, MemberState
-from rock.rollout.scheduler.pace import ModelPace, StartRate
+from rock.rollout.scheduler.pace import ModelPace, RoomPace, StartRate
 from rock.rollout.scheduler.plan import (
     Cancel,
     CancelReason,
@@ -54,6 +54,7 @@ class Scheduler:
         self._pool = Pool(curriculum)
         self._windows = Windows(policy)
         self._pace = ModelPace(policy.concurrency, policy.queue_wait_seconds)
+        self._room = RoomPace(policy.concurrency)
         self._rate = StartRate(policy.starts_per_second, policy.start_burst)
         self._groups: dict[str, Group] = {}
         self._live: dict[str, Group] = {}
@@ -129,6 +130,8 @@ class Scheduler:
         if ending.version is not None:
             member.version = ending.version
         member.cancel = None
+        if ending.no_room:
+            self._room.refused(len(self._running), now)
         if ending.kind == "again":
             self._wait(group, member, now + ending.after_seconds)
         else:
@@ -189,6 +192,7 @@ class Scheduler:
 
     def decide(self, now: float) -> list[Decision]:
         """What is to be done now. Call it after every event, and again at `next_time`."""
+        self._room.pass_time(now)
         while self._running_below_limit():
             member = self._next_ready(now)
             if member is None:
@@ -205,7 +209,9 @@ class Scheduler:
     def next_time(self, now: float) -> float | None:
         """When `decide` may have more to do though nothing happens; None if it cannot."""
         if not self._running_below_limit():
-            return None
+            waits = bool(self._ready or self._later or self._windows.room)
+            more = waits and self._room.raise_at < float("inf")
+            return self._room.raise_at if more else None
         moments: list[float] = []
         if self._later:
             moments.append(self._later[0][0])
@@ -225,7 +231,7 @@ class Scheduler:
     @property
     def limit(self) -> int:
         """Attempts that may run at once as things are."""
-        return min(self.policy.concurrency, self._pace.limit)
+        return min(self._room.limit, self._pace.limit)
 
     @property
     def held_by_trainer(self) -> bool:

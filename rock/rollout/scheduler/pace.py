@@ -7,6 +7,9 @@ DECREASE = 0.7
 SETTLE_SECONDS = 5.0
 """After a decrease nothing more is concluded for this long: what was in flight must drain first."""
 
+ROOM_SECONDS = 5.0
+"""After a refusal, and after each rise of the limit that follows, no more is tried for this long."""
+
 
 class ModelPace:
     """Concurrency that the model bears: up by one while calls are answered in time, down by a third
@@ -32,6 +35,36 @@ class ModelPace:
             self._quiet_until = now + SETTLE_SECONDS
         elif running >= self.limit:  # a limit that is not used says nothing about the model
             self._limit = min(float(self._ceiling), self._limit + INCREASE)
+
+
+class RoomPace:
+    """Concurrency that the sandboxes' machine bears: down to what runs when it refuses another one, up by
+    one for every `ROOM_SECONDS` without a refusal."""
+
+    def __init__(self, ceiling: int) -> None:
+        self._ceiling = ceiling
+        self._limit = ceiling
+        self._raise_at = float("inf")
+
+    @property
+    def limit(self) -> int:
+        return self._limit
+
+    @property
+    def raise_at(self) -> float:
+        """When one more may run; infinity if nothing was refused."""
+        return self._raise_at
+
+    def refused(self, running: int, now: float) -> None:
+        """There was no room beside the `running` ones."""
+        self._limit = max(1, min(self._limit, running))
+        self._raise_at = now + ROOM_SECONDS
+
+    def pass_time(self, now: float) -> None:
+        if now >= self._raise_at:
+            self._limit = min(self._ceiling, self._limit + 1)
+            full = self._limit == self._ceiling
+            self._raise_at = float("inf") if full else now + ROOM_SECONDS
 
 
 class StartRate:

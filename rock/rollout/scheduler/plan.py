@@ -72,6 +72,8 @@ class Ending:
     version: int | None = None
     after_seconds: float = 0.0
     """Of `again`: how long to wait before the next attempt."""
+    no_room: bool = False
+    """The machine had no room for its sandbox: fewer at once for a while."""
 
 
 CancelReason = Literal["redundant", "redundant_group", "stale", "dropped"]

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from rock.errors import ConfigError
 from rock.rollout.task import LoadedTask
+from rock.rollout.taskfiles import is_there
 from rock.rollout.tasks import files, humaneval
 
 Adapter: TypeAlias = Callable[[str], list[LoadedTask]]
@@ -38,7 +39,7 @@ def load_tasks(spec: str, *, base: Path) -> list[LoadedTask]:
 
 
 def _existing(path: Path, spec: str) -> Path:
-    if not path.exists():
+    if not is_there(path):
         known = ", ".join(sorted(ADAPTERS))
         raise ConfigError(
             f"tasks: {spec!r}: no such file or folder: {path} "

@@ -3,17 +3,15 @@ the last two. A JSONL line may be a row of a SWE data set (`swe_rows`)."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, cast
-
-import yaml
 
 from rock.config import kind_of, validated
 from rock.errors import ConfigError
 from rock.rollout.task import LoadedTask, Task, check_sources
 from rock.rollout.taskfiles import read_text
 from rock.rollout.tasks import harbor, swe_rows
+from rock.rollout.tasks.plain import read_json, read_yaml
 
 YAML_SUFFIXES = (".yaml", ".yml")
 
@@ -46,12 +44,7 @@ def _load_jsonl(path: Path) -> list[LoadedTask]:
         if not line.strip():
             continue
         source = f"{path}:{number}"
-        try:
-            data = json.loads(line)
-        except json.JSONDecodeError as exc:
-            raise ConfigError(
-                f"{source}: not JSON: {exc.msg} at column {exc.colno} (expected one object per line)"
-            ) from exc
+        data = read_json(line, source=source)
         loaded.append(_task(data, source=source, folder=path.parent))
     return loaded
 
@@ -73,14 +66,3 @@ def _task(data: Any, *, source: str, folder: Path) -> LoadedTask:
         data = swe_rows.task_of(row, source=source)
     task = validated(Task, data, source=source)
     return check_sources(LoadedTask(task, folder.resolve()), source=source)
-
-
-def read_yaml(path: Path) -> Any:
-    """The file's YAML value, or a `ConfigError` with the line at which it stops being YAML."""
-    try:
-        return yaml.safe_load(read_text(path))
-    except yaml.MarkedYAMLError as exc:
-        line = exc.problem_mark.line + 1 if exc.problem_mark else 1
-        raise ConfigError(f"{path}:{line}: not YAML: {exc.problem}") from exc
-    except yaml.YAMLError as exc:
-        raise ConfigError(f"{path}: not YAML: {exc}") from exc

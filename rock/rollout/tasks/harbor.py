@@ -5,7 +5,7 @@
 The tests come to `/tests` and leave their reward in `/logs/verifier/reward.json` or `reward.txt`; the
 solution comes to `/solution`; both only when it is their turn. Of `environment/` the image is taken
 that `docker_image` names, or else the working directory and the files that its Dockerfile copies there:
-what a Dockerfile installs is not, so give such tasks an image. Sandboxes have no network, whatever
+what a Dockerfile installs is not, so give such tasks an image. Sandboxes have the run's network, whatever
 the file allows. What cannot be carried out (several steps, other operating systems, host variables in
 the sandbox) is refused.
 """

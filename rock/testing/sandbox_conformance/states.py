@@ -160,6 +160,33 @@ async def a_snapshot_keeps_files_and_can_be_gone_back_to(subject: Subject) -> No
 
 
 @CHECKS
+async def a_diff_tells_what_a_reset_would_undo(subject: Subject) -> None:
+    async with await subject.create() as box:
+        if not _can(box, Capability.SNAPSHOT):
+            await expect(NotSupported, box.diff())
+            return
+        assert not (await box.diff()).entries
+        await output(box, "echo 12345 >file; mkdir -p d/e; echo x >d/kept; ln -s /etc/passwd link")
+        (await box.snapshot()).release()
+        await output(box, "rm d/kept; echo 1 >file; mkfifo pipe; echo t >/tmp/t")
+        changes = await box.diff()
+        assert changes.complete
+        seen = {change.path: (change.kind, change.size_bytes) for change in changes.entries}
+        workdir = box.spec.workdir
+        assert seen == {
+            f"{workdir}/file": ("file", 2),
+            f"{workdir}/d/kept": ("removed", 0),
+            f"{workdir}/d/e": ("directory", 0),
+            f"{workdir}/link": ("link", 0),
+            f"{workdir}/pipe": ("other", 0),
+            "/tmp/t": ("file", 2),
+        }, seen
+        assert not (await box.diff(max_entries=2)).complete
+        await box.reset()
+        assert not (await box.diff()).entries
+
+
+@CHECKS
 async def a_fork_starts_from_the_same_files_and_is_another_sandbox(subject: Subject) -> None:
     async with await subject.create() as box:
         if not _can(box, Capability.SNAPSHOT):

@@ -11,15 +11,13 @@ import json
 import sys
 from pathlib import Path
 
-import msgspec
-
+from rock.modelservice.graph.stored import decode
 from rock.modelservice.render import load
-from rock.modelservice.wire import Trajectory
 from tests.e2e.tiny_model.llama import forward, make_weights, torch
 
 
 def main() -> None:
-    trajectory = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Trajectory)
+    trajectory = decode(Path(sys.argv[1]).read_bytes())
     vocabulary = load(Path(sys.argv[2])).tokenizer.get_vocab_size()
     weights = {version: make_weights(version, vocabulary) for version in (1, 2)}
     for row in trajectory.rows:

@@ -9,7 +9,7 @@ import pytest
 from rock.rollout.curriculum import BySuccess
 from rock.rollout.scheduler.bias import length_bias, survival_mean
 from rock.rollout.scheduler.core import Scheduler
-from rock.rollout.scheduler.pace import SETTLE_SECONDS, ModelPace, StartRate
+from rock.rollout.scheduler.pace import ROOM_SECONDS, SETTLE_SECONDS, ModelPace, StartRate
 from rock.rollout.scheduler.plan import (
     Cancel,
     Decision,
@@ -54,6 +54,32 @@ def test_the_first_n_to_count_win_and_the_rest_are_told_to_stop() -> None:
     one.ended("g", 2, AGAIN, 4)
     assert one.decide(4) == []
     assert one.finished
+
+
+def test_a_machine_without_room_gets_fewer_at_once_and_is_tried_again_by_ones() -> None:
+    refused = Ending(kind="again", after_seconds=1.0, no_room=True)
+    one = scheduler(plan("g", size=6), concurrency=6)
+    assert len(started(one.decide(0))) == 6
+    for index in (2, 3, 4, 5):
+        one.ended("g", index, refused, 0)
+    assert (one.limit, started(one.decide(1))) == (2, [])
+    assert one.next_time(1) == ROOM_SECONDS
+    assert started(one.decide(ROOM_SECONDS)) == [("g", 2)]
+    one.ended("g", 2, refused, ROOM_SECONDS)
+    assert (one.limit, one.next_time(ROOM_SECONDS)) == (2, 2 * ROOM_SECONDS)
+    one.ended("g", 0, VALID, 6)
+    assert len(started(one.decide(6))) == 1
+    for step in range(2, 6):
+        one.decide(step * ROOM_SECONDS)
+    assert one.limit == 6
+
+
+def test_the_last_one_that_is_refused_may_still_be_tried() -> None:
+    one = scheduler(plan("g", size=1))
+    one.decide(0)
+    one.ended("g", 0, Ending(kind="again", after_seconds=3.0, no_room=True), 0)
+    assert (one.limit, one.next_time(0)) == (1, 3.0)
+    assert started(one.decide(3)) == [("g", 0)]
 
 
 def test_a_step_that_has_its_groups_sends_the_others_back_and_keeps_what_they_have() -> None:
