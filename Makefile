@@ -27,7 +27,7 @@ test-export: setup  ## the exports, read by the projects they are for (makes .ve
 	scripts/export-envs.sh
 	@$(BIN)/pytest -m packages tests/rollout/export
 
-test-torch: setup  ## exported tokens against a real transformer (makes .venv-torch, 1 GB)
+test-torch: setup  ## exported tokens against a real transformer, a real learner (makes .venv-torch, 1 GB)
 	scripts/torch-env.sh "$(PYTHON)" .venv-torch
 	@$(BIN)/pytest -m torch
 

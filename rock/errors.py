@@ -42,6 +42,8 @@ failed" are *results*, not errors; an error means that rock, its input or its su
         ├── TaskError               a task's data or grader is broken
         ├── LedgerError             a run directory cannot be used or does not fit the run
         ├── ExportError             an export directory cannot be used or does not fit the export
+        ├── EnvironmentFailed       an environment cannot start, does not answer, or raised
+        │   └── EnvironmentLost     it crashed and its state cannot be brought back; reset it
         └── RunFailed               a run cannot succeed any more: infrastructure, key, trainer
 """
 
@@ -335,6 +337,18 @@ class ExportError(RolloutError):
     """The export cannot be written or gone on with."""
 
     code = "export_error"
+
+
+class EnvironmentFailed(RolloutError):
+    """An environment failed."""
+
+    code = "environment_failed"
+
+
+class EnvironmentLost(EnvironmentFailed):
+    """The environment's state is lost; only a reset helps."""
+
+    code = "environment_lost"
 
 
 class RunFailed(RolloutError):

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 import rock
+from rock.cli.runs_app import runs_app
 from rock.cli.sandbox_app import sandbox_app
 from rock.errors import ConfigError
 
@@ -152,6 +153,9 @@ def run(
     state_dir: Annotated[
         Path | None, typer.Option(help="Use the service running here instead of starting one.")
     ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Events as JSON, one per line, and nothing else.")
+    ] = False,
 ) -> None:
     """Run the episodes of a run file; started again on its run directory, it goes on."""
     from rock.cli.run import run_file
@@ -174,6 +178,7 @@ def run(
         chosen=chosen,
         changes={k: v for k, v in changes.items() if v is not None},
         state_dir=state_dir,
+        as_json=json,
     )
 
 
@@ -253,6 +258,7 @@ def export(
 
 
 app.add_typer(sandbox_app, name="sandbox")
+app.add_typer(runs_app, name="runs")
 
 tokens_app = typer.Typer(no_args_is_help=True, help="Tokenizers and chat templates.")
 app.add_typer(tokens_app, name="tokens")

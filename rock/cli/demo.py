@@ -22,7 +22,7 @@ from rich.markup import escape
 
 import rock.demo.agent
 from rock import process
-from rock.cli.progress import ProgressView
+from rock.cli.progress import TextView
 from rock.cli.run import print_result, until_signalled
 from rock.config import inherited_environment, read_environment, validated
 from rock.errors import RockError
@@ -69,7 +69,7 @@ def run_demo(
         f"spoils some on purpose (seed {seed}).\nIt answers through the trainer API, as a trainer "
         "would; the agents are ordinary programs that got OPENAI_BASE_URL and OPENAI_API_KEY."
     )
-    with ProgressView(console) as view:
+    with TextView(console) as view:
         result = until_signalled(_demo(config, seed, view))
     print_result(result)
     raise typer.Exit(result.exit_code)
@@ -100,7 +100,7 @@ def _agent() -> AgentConfig:
     )
 
 
-async def _demo(config: RunFile, seed: int, view: ProgressView) -> RunResult:
+async def _demo(config: RunFile, seed: int, view: TextView) -> RunResult:
     assert config.out is not None
     state_dir = config.out / "service"
     async with (

@@ -1,51 +1,92 @@
-"""A run as it goes, on a terminal as one live line and lines of what happened, else as lines."""
+"""A run as it goes: drawn on a terminal, as plain lines without one, or as events in JSON.
+
+All three take the run's events. What happened is a line everywhere; how far it is, is three lines that
+are drawn anew on a terminal, and one line now and then elsewhere.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import re
+import threading
+import time
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
-from rich.console import Console
+import msgspec
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
+from rock.cli.board import Board
 from rock.rollout.events import (
     AttemptDone,
-    EpisodeGraded,
     Event,
-    GroupAcknowledged,
     GroupDone,
     GroupLeftOut,
-    PhaseEntered,
     RunEnded,
     RunStarted,
 )
-from rock.rollout.outcome import OutcomeClass
+from rock.rollout.outcome import RUN_AGAIN, OutcomeClass
+from rock.rollout.record import now
+from rock.types import Clock
+
+STATUS_EVERY_SECONDS = 10.0
+SLOWEST = 3
+REFRESH_PER_SECOND = 4.0
 
 
-class ProgressView:
-    """Draws run events. Use as a context manager; pass `on_event` to the run."""
+class View(Protocol):
+    """Shows a run. Use as a context manager; pass `on_event` to the run."""
 
-    def __init__(self, console: Console) -> None:
+    directory: Path | None
+    """Of the run, once it has begun."""
+
+    def on_event(self, event: Event) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+def view_for(console: Console, *, as_json: bool = False) -> View:
+    return JsonView(console) if as_json else TextView(console)
+
+
+class TextView:
+    """For people. Live on a terminal, lines that can be kept in a file elsewhere."""
+
+    def __init__(self, console: Console, *, clock: Clock = time.monotonic) -> None:
         self.console = console
         self.directory: Path | None = None
-        """Of the run, once it has begun."""
-        self._phases: dict[str, str] = {}
-        self._acknowledged = 0
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=30),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[state]}"),
-            console=console,
-            disable=not console.is_terminal,
+        self.board = Board(clock)
+        self._clock = clock
+        self._next_status = clock() + STATUS_EVERY_SECONDS
+        # The screen is drawn by a thread of its own, so that times go on between events.
+        self._lock = threading.Lock()
+        self._live = (
+            Live(
+                console=console,
+                get_renderable=self._drawn,
+                refresh_per_second=REFRESH_PER_SECOND,
+                transient=True,
+            )
+            if console.is_terminal
+            else None
         )
-        self._task = self._bar.add_task("episodes", total=None, state="starting")
 
     def __enter__(self) -> Self:
-        self._bar.start()
+        if self._live is not None:
+            self._live.start()
         return self
 
     def __exit__(
@@ -54,60 +95,147 @@ class ProgressView:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._bar.stop()
+        if self._live is not None:
+            self._live.stop()
 
     def on_event(self, event: Event) -> None:
-        match event:
-            case RunStarted():
-                self.directory = event.directory
-                self._bar.update(self._task, total=event.episodes, completed=event.done)
-                gone_on = f", {event.done} done before" if event.done else ""
-                self.console.print(
-                    f"{event.groups} tasks, {event.episodes} episodes{gone_on}, "
-                    f"sandboxes by [bold]{event.provider}[/], into {escape(str(event.directory))}",
-                    soft_wrap=True,
-                )
-            case PhaseEntered():
-                self._phases[event.plan.episode_id] = event.phase
-            case AttemptDone():
-                self._attempt_done(event)
-            case GroupDone():
-                rewards = " ".join("-" if r is None else f"{r:g}" for r in event.rewards)
-                self.console.print(f"{escape(event.task_id)}: rewards {rewards}", soft_wrap=True)
-            case GroupLeftOut():
-                self.console.print(
-                    f"[yellow]{escape(f'{event.task_id}: dropped: {event.reason}')}[/]",
-                    soft_wrap=True,
-                )
-            case GroupAcknowledged():
-                self._acknowledged += 1
-            case EpisodeGraded() | RunEnded():
-                pass
-        self._bar.update(self._task, state=self._state())
+        if isinstance(event, RunStarted):
+            self.directory = event.directory
+        with self._lock:
+            self.board.on_event(event)
+        line = line_of(event)
+        if line is not None:
+            self.console.print(line, soft_wrap=True)
+        if self._live is None and self.board.total and self._clock() >= self._next_status:
+            self._next_status = self._clock() + STATUS_EVERY_SECONDS
+            self.console.print(Text("; ".join(status_lines(self.board))), soft_wrap=True)
 
-    def _attempt_done(self, event: AttemptDone) -> None:
-        self._phases.pop(event.record.episode_id, None)
-        outcome = event.record.outcome
-        if event.final and outcome.cls is not OutcomeClass.REDUNDANT:
-            self._bar.advance(self._task)
-        if not outcome.gradable and outcome.cls is not OutcomeClass.REDUNDANT:
-            where = f"{event.record.task_id}/{event.record.index}"
-            detail = f": {outcome.detail}" if outcome.detail else ""
-            again = "" if event.final else f"; {_next_attempt(outcome.cls)}"
-            self.console.print(
-                f"[yellow]{escape(f'{where}: {outcome.cls}{detail}{again}')}[/]",
-                soft_wrap=True,
+    def redraw(self) -> None:
+        """At once, on a terminal; otherwise it is drawn a few times a second."""
+        if self._live is not None:
+            self._live.refresh()
+
+    def _drawn(self) -> RenderableType:
+        with self._lock:
+            if not self.board.total:
+                return Text(f"starting, {duration(self.board.elapsed_seconds)}")
+            bar = Table.grid(padding=(0, 1))
+            progress = ProgressBar(total=self.board.total, completed=self.board.done, width=30)
+            bar.add_row("episodes", progress)
+            lines = [
+                Text(line, overflow="ellipsis", no_wrap=True) for line in status_lines(self.board)
+            ]
+            return Group(bar, *lines)
+
+
+class JsonView:
+    """For programs: one JSON object per line, as documented in docs/rollout.md."""
+
+    def __init__(self, console: Console) -> None:
+        self.directory: Path | None = None
+        self._file = console.file
+        self._ended = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self._ended:
+            self._write({"event": "run_stopped", "at": now()})
+
+    def on_event(self, event: Event) -> None:
+        if isinstance(event, RunStarted):
+            self.directory = event.directory
+        self._ended = self._ended or isinstance(event, RunEnded)
+        self._write({"event": name_of(type(event)), "at": now(), **fields_of(event)})
+
+    def _write(self, line: dict[str, object]) -> None:
+        with contextlib.suppress(OSError):  # nobody reads any more; the run goes on
+            self._file.write(msgspec.json.encode(line).decode() + "\n")
+            self._file.flush()
+
+
+def name_of(kind: type[Event]) -> str:
+    """`AttemptDone` is `attempt_done`."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
+
+
+def fields_of(event: Event) -> dict[str, object]:
+    plain = msgspec.to_builtins(event, enc_hook=_path_as_text)
+    assert isinstance(plain, dict)
+    return plain  # pyright: ignore[reportUnknownVariableType] - names to plain values
+
+
+def _path_as_text(value: object) -> object:
+    if isinstance(value, Path):
+        return str(value)
+    raise NotImplementedError(f"no JSON for {type(value).__name__}")
+
+
+def line_of(event: Event) -> str | None:
+    """What happened, in rich's markup; None for what is only counted."""
+    match event:
+        case RunStarted():
+            gone_on = f", {event.done} done before" if event.done else ""
+            return (
+                f"{event.groups} tasks, {event.episodes} episodes{gone_on}, "
+                f"sandboxes by [bold]{event.provider}[/], into {escape(str(event.directory))}"
             )
+        case AttemptDone():
+            return _attempt_line(event)
+        case GroupDone():
+            rewards = " ".join("-" if r is None else f"{r:g}" for r in event.rewards)
+            return f"{escape(event.task_id)}: rewards {rewards}"
+        case GroupLeftOut():
+            return f"[yellow]{escape(f'{event.task_id}: dropped: {event.reason}')}[/]"
+        case _:
+            return None
 
-    def _state(self) -> str:
-        counts: dict[str, int] = {}
-        for phase in self._phases.values():
-            counts[phase] = counts.get(phase, 0) + 1
-        phases = " ".join(f"{phase}:{count}" for phase, count in sorted(counts.items()))
-        return f"{phases} taken by trainer:{self._acknowledged}"
+
+def _attempt_line(event: AttemptDone) -> str | None:
+    outcome = event.record.outcome
+    if outcome.gradable or outcome.cls is OutcomeClass.REDUNDANT:
+        return None
+    where = f"{event.record.task_id}/{event.record.index}"
+    detail = f": {outcome.detail}" if outcome.detail else ""
+    again = "" if event.final else f"; {_next_attempt(outcome.cls)}"
+    return f"[yellow]{escape(f'{where}: {outcome.cls}{detail}{again}')}[/]"
 
 
 def _next_attempt(cls: OutcomeClass) -> str:
-    if cls in (OutcomeClass.CANCELLED, OutcomeClass.INTERRUPTED):
+    if cls in RUN_AGAIN:
         return "it is run again when the run is resumed"
     return "another attempt follows"
+
+
+def status_lines(board: Board) -> list[str]:
+    """How far the run is: how much is done, what is going on, and what has gone on for longest."""
+    share = f" ({board.done / board.total:.0%})" if board.total else ""
+    eta = "unknown" if board.eta_seconds is None else duration(board.eta_seconds)
+    solved = f", {board.solved} solved of {board.valid} valid"
+    first = (
+        f"{board.done} of {board.total} done{share}{solved}, "
+        f"{duration(board.elapsed_seconds)} gone, ETA {eta}"
+    )
+    phases = ", ".join(f"{phase} {count}" for phase, count in board.phases().items())
+    second = (
+        f"running {board.running}{f' ({phases})' if phases else ''}, "
+        f"{board.tokens_per_second:.0f} tokens/s, calls waiting {board.queued}, "
+        f"being answered {board.leased}, groups taken {board.taken}"
+    )
+    slowest = ", ".join(
+        f"{label} {phase} {duration(seconds)}" for label, phase, seconds in board.slowest(SLOWEST)
+    )
+    return [first, second, f"slowest now: {slowest or '-'}"]
+
+
+def duration(seconds: float) -> str:
+    """`0:07`, `12:03`, `1:02:45`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 import typer
 from rich.console import Console
 
-from rock.cli.progress import ProgressView
+from rock.cli.progress import view_for
 from rock.cli.serve import service_dir, wait_for_service
 from rock.config import read_environment, validated
 from rock.errors import ConfigError
 from rock.modelservice.keys import read_keys
 from rock.rollout.planning import Selection
-from rock.rollout.report import as_text
+from rock.rollout.report_text import as_text
 from rock.rollout.run import EXIT_INTERRUPTED, RunResult, ServiceAddress, run
 from rock.rollout.rundir import read_info
 from rock.rollout.runfile import RunFile
@@ -36,6 +36,7 @@ def run_file(
     chosen: Selection,
     changes: Mapping[str, Any],
     state_dir: Path | None,
+    as_json: bool,
 ) -> None:
     """Exits 0 finished, 1 too many infrastructure failures, 130 interrupted."""
     source, directory = _source(file, resumed)
@@ -44,7 +45,7 @@ def run_file(
         raise ConfigError(
             f"--out: expected no other directory than that of --resume (given: {out})"
         )
-    with ProgressView(Console(highlight=False)) as view:
+    with view_for(Console(highlight=False), as_json=as_json) as view:
         work = run(
             source,
             directory=directory,
@@ -60,7 +61,10 @@ def run_file(
             hint = f"; {_go_on(view.directory)}" if view.directory else ""
             typer.echo(f"rock: interrupted{hint}", err=True)
             raise
-    print_result(result)
+    if as_json:
+        print_failure(result)
+    else:
+        print_result(result)
     raise typer.Exit(result.exit_code)
 
 
@@ -90,6 +94,10 @@ def print_result(result: RunResult) -> None:
         if shutil.which("rock") == shutil.which(sys.argv[0]):
             command[0] = "rock"
         typer.echo(f"one trajectory: {shlex.join(command)}")
+    print_failure(result)
+
+
+def print_failure(result: RunResult) -> None:
     if result.failure:
         typer.echo(f"rock: {result.failure}", err=True)
         typer.echo(f"rock: {_go_on(result.directory)} (--retry infra: also what failed)", err=True)

@@ -16,7 +16,8 @@ from rock.cli.tokens import print_chain, print_tokens
 from rock.modelservice.wire import Choice, Trajectory, TrajectoryCall
 from rock.rollout.export.formats.line import line
 from rock.rollout.export.stream import samples_of_episode
-from rock.rollout.report import as_text, report
+from rock.rollout.report import report
+from rock.rollout.report_text import as_text
 from rock.rollout.rundir import read_info, read_records
 
 TEXT_CHARS = 2000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -30,6 +30,18 @@ class PhaseEntered:
 
     plan: Plan
     phase: Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """What ModelService knows of the attempts that run, about once a second."""
+
+    completion_tokens: Mapping[str, int]
+    """By episode id: tokens of all answers that its present attempt got."""
+    queued: int
+    """Calls that no worker has taken."""
+    leased: int
+    """Calls that a worker is answering."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +96,7 @@ class RunEnded:
 Event: TypeAlias = (
     RunStarted
     | PhaseEntered
+    | Heard
     | AttemptDone
     | EpisodeGraded
     | GroupDone

@@ -15,7 +15,7 @@ from rock.errors import ModelServiceError
 from rock.modelservice.wire.groups import GroupStatus
 from rock.modelservice.wire.pulse import PulseReply
 from rock.rollout.episode import Tools
-from rock.rollout.events import GroupAcknowledged
+from rock.rollout.events import GroupAcknowledged, Heard
 from rock.rollout.groups import Publisher
 from rock.rollout.ledger import GroupConsumed, Ledger
 from rock.rollout.progress import Handle
@@ -79,6 +79,7 @@ class Heartbeat:
             handles[key].pulse = pulse
             if pulse.first_sampled_version is not None:
                 self._scheduler.sampled(*key, pulse.first_sampled_version)
+        self._tell(reply, sessions)
         self._note_wait(reply)
         known = {status.group_id for status in reply.groups}
         for status in reply.groups:
@@ -88,6 +89,20 @@ class Heartbeat:
             if group_id not in known and group.published:
                 await self._publisher.publish_again(group)
         self._wake()
+
+    def _tell(self, reply: PulseReply, sessions: Mapping[str, tuple[str, int]]) -> None:
+        """What whoever watches the run sees of its calls."""
+        tokens: dict[str, int] = {}
+        for pulse in reply.sessions:
+            group_id, index = sessions[pulse.session_id]
+            tokens[f"{group_id}.{index}"] = pulse.completion_tokens
+        self._tools.on_event(
+            Heard(
+                completion_tokens=tokens,
+                queued=sum(pulse.queued for pulse in reply.sessions),
+                leased=sum(pulse.leased for pulse in reply.sessions),
+            )
+        )
 
     def _note_wait(self, reply: PulseReply) -> None:
         """The longest wait of a call that is queued; a pause is no wait for the model."""

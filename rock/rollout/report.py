@@ -15,12 +15,12 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
-from rock.rollout.outcome import OutcomeClass
+from rock.rollout.outcome import OutcomeClass, Phase
 from rock.rollout.record import Record
 from rock.rollout.scheduler.bias import LengthBias, length_bias
 
@@ -44,6 +44,14 @@ class PassAtK(msgspec.Struct, frozen=True, kw_only=True):
     tasks: int
 
 
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
+    """Durations in seconds, over the episodes that had them."""
+
+    p50: float
+    p95: float
+    episodes: int
+
+
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of one task or of the whole run. Null is unknown."""
 
@@ -60,6 +68,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     seconds_p50: float | None
     seconds_p95: float | None
     classes: dict[str, int]
+    phases: dict[str, Spread] = msgspec.field(default_factory=dict[str, Spread])
+    """By phase, in the order in which an attempt goes through them."""
+    causes: dict[str, int] = msgspec.field(default_factory=dict[str, int])
+    """Episodes that do not count, by whose fault that is."""
 
     @property
     def coverage(self) -> float:
@@ -123,7 +135,26 @@ def summarise(name: str, records: Sequence[Record]) -> Summary:
         seconds_p50=percentile(seconds, 0.50),
         seconds_p95=percentile(seconds, 0.95),
         classes=dict(sorted(Counter(r.outcome.cls.value for r in records).items())),
+        phases=spreads([record.phase_seconds for record in records]),
+        causes=dict(
+            sorted(
+                Counter(
+                    str(r.outcome.cause) for r in records if not r.outcome.in_denominator
+                ).items()
+            )
+        ),
     )
+
+
+def spreads(durations: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
+    """How long each phase took, of the attempts that came to it."""
+    found: dict[str, Spread] = {}
+    for phase in Phase:
+        seconds = sorted(one[phase.value] for one in durations if phase.value in one)
+        p50, p95 = percentile(seconds, 0.50), percentile(seconds, 0.95)
+        if p50 is not None and p95 is not None:
+            found[phase.value] = Spread(p50=p50, p95=p95, episodes=len(seconds))
+    return found
 
 
 def interval(rewards: Sequence[float]) -> Interval | None:
@@ -197,72 +228,3 @@ def _known_sum(values: Iterable[int | None]) -> int | None:
 def _known_cost(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return math.fsum(known) if known and len(known) == len(values) else None
-
-
-COLUMNS: Sequence[tuple[str, Callable[[Summary], str]]] = (
-    ("task", lambda s: s.name),
-    ("episodes", lambda s: str(s.episodes)),
-    ("valid", lambda s: f"{s.valid}/{s.episodes}"),
-    ("solved", lambda s: str(s.solved)),
-    ("mean reward", lambda s: _number(s.mean_reward, 3)),
-    ("95 %", lambda s: f"{s.interval.low:.2f}-{s.interval.high:.2f}" if s.interval else "-"),
-    ("turns", lambda s: _number(s.turns_mean, 1)),
-    ("tokens", lambda s: "-" if s.completion_tokens is None else str(s.completion_tokens)),
-    ("p50 s", lambda s: _number(s.seconds_p50, 2)),
-    ("p95 s", lambda s: _number(s.seconds_p95, 2)),
-    ("other endings", lambda s: endings(s)),
-)
-
-
-def endings(summary: Summary) -> str:
-    """The outcome classes besides solved and failed, with counts."""
-    shown = {k: v for k, v in summary.classes.items() if k not in ("solved", "failed")}
-    return ", ".join(f"{name} {count}" for name, count in shown.items()) or "-"
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def _bias_line(bias: LengthBias) -> str:
-    seconds = f"{_number(bias.kept_mean_seconds, 2)} s of {_number(bias.all_mean_seconds, 2)} s"
-    return (
-        f"redundant episodes: {bias.stopped} stopped; those kept took {seconds} on average "
-        f"(shorter by {_number(None if bias.shortened is None else 100 * bias.shortened, 0)} %)"
-    )
-
-
-def rows(figures: Report) -> list[list[str]]:
-    """The table's cells: a heading, one row per task, the total."""
-    heading = [name for name, _ in COLUMNS]
-    body = [[cell(summary) for _, cell in COLUMNS] for summary in [*figures.tasks, figures.total]]
-    return [heading, *body]
-
-
-def as_text(figures: Report) -> str:
-    """The report as a plain table with the lines that explain it."""
-    table = rows(figures)
-    widths = [max(len(row[column]) for row in table) for column in range(len(COLUMNS))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in table
-    ]
-    lines.insert(1, "  ".join("-" * width for width in widths))
-    lines.insert(-1, lines[1])
-    total = figures.total
-    lines.append("")
-    lines.append(
-        f"valid {total.valid} of {total.episodes} episodes (coverage {total.coverage:.0%})"
-    )
-    for item in figures.pass_at_k:
-        lines.append(f"pass@{item.k} {item.value:.3f} over {item.tasks} tasks")
-    if (bias := figures.length_bias) is not None:
-        lines.append(_bias_line(bias))
-    if figures.sandboxes.keys() - {"new"}:
-        lines.append(
-            f"sandboxes: {figures.sandboxes.get('new', 0)} new, {figures.sandboxes.get('pool', 0)} from "
-            f"the pool, {figures.sandboxes.get('snapshot', 0)} from a snapshot"
-        )
-    if total.interval is not None:
-        lines.append(f"interval: 95 %, {total.interval.method}")
-    return "\n".join(lines) + "\n"

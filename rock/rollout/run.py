@@ -35,7 +35,8 @@ from rock.rollout.networks import refuse_wide
 from rock.rollout.planning import Selection
 from rock.rollout.record import encode
 from rock.rollout.regrade import Regraded, Regrader
-from rock.rollout.report import Report, as_text, report
+from rock.rollout.report import Report, report
+from rock.rollout.report_text import as_text
 from rock.rollout.rundir import RunDir, read_info, read_records
 from rock.rollout.runfile import RunFile, load_run_file
 from rock.rollout.runner import Runner

@@ -5,15 +5,14 @@ import pytest
 from rock.rollout.outcome import Outcome, OutcomeClass, Phase, graded, outcome_of
 from rock.rollout.record import Record, Usage
 from rock.rollout.report import (
-    as_text,
     bootstrap,
     interval,
     pass_at_k,
     percentile,
     report,
-    rows,
     wilson,
 )
+from rock.rollout.report_text import as_text, rows
 
 
 def record(

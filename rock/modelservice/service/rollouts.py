@@ -133,4 +133,5 @@ def _pulse_of(session: Session, now: float) -> SessionPulse:
         leased=session.counts[State.LEASED],
         last_call_age_seconds=None if session.last_call_at is None else now - session.last_call_at,
         first_sampled_version=session.first_sampled_version,
+        completion_tokens=session.completion_tokens,
     )

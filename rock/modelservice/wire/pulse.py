@@ -23,6 +23,8 @@ class SessionPulse(Wire):
     last_call_age_seconds: float | None = None
     """Null before its first call."""
     first_sampled_version: int | None = None
+    completion_tokens: int = 0
+    """Of all answers so far."""
 
 
 class PulseReply(Wire):
