@@ -21,7 +21,7 @@ demo: setup      ## run the whole loop: agents, ModelService, trainer, grades
 	@$(BIN)/rock demo
 
 test: setup      ## run the test suite (under five minutes)
-	@$(BIN)/pytest -n $(WORKERS)
+	@$(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 test-export: setup  ## the exports, read by the projects they are for (makes .venv-export, 2 GB)
 	scripts/export-envs.sh

@@ -58,11 +58,21 @@ PROVIDERS = {
 }
 PARTS = {
     "remote": {"running", "shells", "files"},
-    "docker-host": {"isolation", "files"},
+    "docker-host": {"isolation"},
+    "docker-debian": {
+        "commands",
+        "endings",
+        "files",
+        "isolation",
+        "networks",
+        "escapes",
+        "running",
+        "states",
+    },
     "docker-busybox": {"commands", "shells"},
-    "docker-stream": {"endings", "files", "running"},
+    "docker-stream": {"endings", "files"},
 }
-"""What `make test` runs of providers that share nearly everything with `local` and `docker-debian`: the
+"""What `make test` runs of providers that share nearly everything with others: the
 themes in which they can differ. `make test-sandboxes` runs all of it."""
 
 
