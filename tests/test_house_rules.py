@@ -51,3 +51,8 @@ def test_importing_rock_imports_nothing() -> None:
         [sys.executable, "-S", "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=20
     )
     assert (done.returncode, done.stdout.strip()) == (0, "")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)
+def test_every_page_is_reached_from_the_readme(path: Path) -> None:
+    assert f"](docs/{path.name})" in (ROOT / "README.md").read_text()
