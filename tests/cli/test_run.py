@@ -140,6 +140,10 @@ class Kept:
         self.home = home
         self.lines = (home / "whole/ledger.jsonl").read_bytes().splitlines(keepends=True)
         self.begun = next(n for n, line in enumerate(self.lines) if b'"started"' in line)
+        self.first = next(
+            line for line in self.lines if b'"started"' in line and b'.00000"' in line
+        )
+        """The line that says that `a` started; it may have been written after that of `b`."""
         self.record = (home / "whole/episodes/b/0/attempt-1/record.json").read_bytes()
 
     def copy(self, name: str, *, lines: int | None = None) -> Path:
@@ -178,7 +182,9 @@ async def test_a_torn_ledger_a_missing_report_and_foreign_files_are_no_matter(ke
 async def test_episodes_that_the_ledger_lost_are_run_again_beside_what_they_left(
     kept: Kept,
 ) -> None:
-    half = kept.copy("half", lines=kept.begun + 1)
+    half = kept.copy("half", lines=kept.begun)
+    with (half / "ledger.jsonl").open("ab") as ledger:
+        ledger.write(kept.first)
     # One attempt had begun and left half a record; the other is unknown to the ledger.
     (half / "episodes/a/0/attempt-1/record.json").write_bytes(kept.record[:40])
     assert (await kept.resumed("half")).code == 0

@@ -57,7 +57,7 @@ PROVIDERS = {
     ),
 }
 PARTS = {
-    "remote": {"running", "shells", "files"},
+    "remote": {"running", "files"},
     "docker-host": {"isolation"},
     "docker-debian": {
         "commands",
@@ -69,7 +69,7 @@ PARTS = {
         "running",
         "states",
     },
-    "docker-busybox": {"commands", "shells"},
+    "docker-busybox": {"commands"},
     "docker-stream": {"endings", "files"},
 }
 """What `make test` runs of providers that share nearly everything with others: the

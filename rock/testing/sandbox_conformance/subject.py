@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from rock.errors import RockError, SandboxFileError
+from rock.errors import CommandRefused, RockError, SandboxFileError
 from rock.sandbox.base import ExecResult, Provider, Sandbox, SandboxSpec
 
 Error = TypeVar("Error", bound=RockError)
@@ -69,7 +69,7 @@ async def written(box: Sandbox, path: str) -> str:
         nonlocal text
         try:
             text = (await box.read_file(path)).decode()
-        except SandboxFileError:
+        except (SandboxFileError, CommandRefused):  # no room for a process: a bomb goes off
             return False
         return text.endswith("\n")
 
