@@ -311,9 +311,10 @@ def test_mutated_bodies_end_in_an_answer_or_a_refusal(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", sorted(GOLDEN))
-def test_ten_thousand_mutated_bodies_end_in_an_answer_or_a_refusal(name: str) -> None:
-    taken, tried = fuzz(name, seed=2, rounds=10_000)
-    assert tried == 10_000
+def test_thousands_of_mutated_bodies_end_in_an_answer_or_a_refusal(name: str) -> None:
+    """`make fuzz` sends more of them, through a socket."""
+    taken, tried = fuzz(name, seed=2, rounds=3000)
+    assert tried == 3000
     assert 0 < taken < tried
 
 
