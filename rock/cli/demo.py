@@ -142,7 +142,14 @@ async def _trainer(
 ) -> AsyncGenerator[process.Process, None]:
     """The trainer process; what it prints is shown as it comes."""
     started = await process.start(
-        [sys.executable, "-m", "rock.demo.trainer", service.control_url, str(seed)],
+        [
+            sys.executable,
+            "-m",
+            "rock.demo.trainer",
+            service.control_url,
+            str(seed),
+            str(os.getpid()),
+        ],
         env={**inherited_environment(), "ROCK_TRAINER_KEY": service.keys.trainer_key},
         stdout=process.PIPE,
     )

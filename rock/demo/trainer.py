@@ -3,7 +3,7 @@
 It answers calls with the scripted policy and, beside that, takes finished groups with their rewards
 and token rows, prints what a real trainer would learn from, and acknowledges them.
 
-Usage: ROCK_TRAINER_KEY=... python -m rock.demo.trainer CONTROL_URL SEED
+Usage: ROCK_TRAINER_KEY=... python -m rock.demo.trainer CONTROL_URL SEED PARENT_PID
 """
 
 from __future__ import annotations
@@ -42,15 +42,25 @@ def describe(group: Group) -> str:
     return f"{group.task_id}: advantages {advantages}; {len(rows)} rows, {sampled} sampled tokens"
 
 
-async def main(url: str, key: str, seed: int) -> None:
+async def main(url: str, key: str, seed: int, parent_pid: int) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     # A demo that is killed cannot stop its trainer; the kernel says when it is gone.
-    asyncio.get_running_loop().add_reader(os.pidfd_open(os.getppid()), stop.set)
+    try:
+        asyncio.get_running_loop().add_reader(os.pidfd_open(parent_pid), stop.set)
+    except ProcessLookupError:  # killed while this process was starting
+        return
     policy = ScriptedSolver(problems(), seed=seed)
     async with TrainerClient(url, key) as trainer:
-        await trainer.policy(version=policy.version)
+        told = asyncio.ensure_future(trainer.policy(version=policy.version))
+        stopping = asyncio.ensure_future(stop.wait())
+        await asyncio.wait((told, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not told.done():  # the service has gone with the demo
+            told.cancel()
+            return
+        await told
         await asyncio.gather(
             serve(policy, url=url, key=key, worker_id=WORKER, stop=stop),
             take_groups(trainer, stop),
@@ -58,4 +68,6 @@ async def main(url: str, key: str, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], os.environ["ROCK_TRAINER_KEY"], int(sys.argv[2])))
+    asyncio.run(
+        main(sys.argv[1], os.environ["ROCK_TRAINER_KEY"], int(sys.argv[2]), int(sys.argv[3]))
+    )
