@@ -3,6 +3,7 @@ tokenizer; the agent gets them all the same."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,7 @@ from tests.modelservice.fixtures import ask, claim, complete, open_session, runn
 from tests.modelservice.render.families import family_directory
 from tests.modelservice.render.leases import chat_of
 
-SPELT = (
-    '<think>\nWhy\n</think>\n\nLook.\n<tool_call>\n{"name": "run", "arguments": {}}\n</tool_call>'
-)
+SPELT = '<think>\nWhy\n</think>\n\nLook.\n<tool_call>\n{"name": "run", "arguments": {"any": "thing"}}\n</tool_call>'
 
 
 def message(content: str | None = "Look.", reasoning: str | None = "Why", tool: str = "run") -> Any:
@@ -44,6 +43,45 @@ def test_the_text_of_a_message_is_looked_for_in_what_its_tokens_spell(
 ) -> None:
     chat = chat_of(family)
     assert reason_against_text(chat, chat.encode(SPELT), said) == reason
+
+
+NESTED: dict[str, Any] = {
+    "path": "a\tb/é😀",
+    "lines": ["x = 'y'\n  z", "\\\\d"],
+    "count": 12,
+    "ok": True,
+    "half": 0.5,
+}
+
+
+@pytest.mark.parametrize(
+    "spelt",
+    [
+        json.dumps(NESTED),
+        json.dumps(NESTED, ensure_ascii=False),
+        json.dumps({"name": "run", "arguments": json.dumps(NESTED)}),
+        "".join(f"<{key}>\n{value}\n</{key}>" for key, value in NESTED.items() if key != "lines")
+        + "\n".join(NESTED["lines"]),
+    ],
+    ids=["json", "json-unicode", "json-in-json", "tags"],
+)
+def test_arguments_are_found_in_every_notation_and_another_value_is_not(spelt: str) -> None:
+    chat = chat_of("chatml")
+    ids = chat.encode(f"run {spelt}")
+    lies = [{"count": 13}, {"path": "a/b"}, {"lines": ["x = 'y'\n  z", "w"]}]
+    said = [NESTED, *({**NESTED, **lie} for lie in lies)]
+    calls = [wire.ToolFunction(name="run", arguments=json.dumps(one)) for one in said]
+    messages = [wire.AssistantMessage(tool_calls=[wire.ToolCall(function=one)]) for one in calls]
+    reasons = [reason_against_text(chat, ids, one) for one in messages]
+    assert reasons == [None] + ["decoded tokens without the message's tool arguments"] * len(lies)
+
+
+def test_arguments_that_are_no_json_are_looked_for_as_they_are() -> None:
+    chat = chat_of("chatml")
+    broken = wire.ToolFunction(name="run", arguments='{"any": "thi')
+    said = wire.AssistantMessage(tool_calls=[wire.ToolCall(function=broken)])
+    assert reason_against_text(chat, chat.encode('run {"any": "thi'), said) is None
+    assert reason_against_text(chat, chat.encode('run {"any": "t'), said) is not None
 
 
 def completion(lease: wire.Lease, text: str, ids: list[int], **more: Any) -> wire.Completion:

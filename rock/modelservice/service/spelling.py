@@ -7,8 +7,11 @@ only what was sampled, in a thread: a long answer does not hold other agents up.
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 from rock.errors import BadRequest, ConfigError
 from rock.modelservice.render import ChatTokenizer, load
@@ -73,21 +76,63 @@ def reason_against_text(
 ) -> str | None:
     """Why the tokens cannot be this message; None if they can.
 
-    A template decides how tool calls are written, so only texts and names are looked for, and space
-    only where the tokenizer keeps it.
+    A template decides how tool calls are written: as JSON, as JSON in a JSON text, or between tags. So
+    texts, names, and the texts and whole numbers in arguments are looked for, with and without
+    escapes, and space only where the tokenizer keeps it.
     """
     if not ids:
         return None
     try:
-        text = _plain(chat, chat.decode(ids))
+        decoded = chat.decode(ids)
     except OverflowError:
         return None  # ids that no tokenizer has: other checks refuse them
+    text = _plain(chat, decoded)
     wanted = [("content", message.content), ("reasoning", message.reasoning_content)]
     wanted += [("tool name", call.function.name) for call in message.tool_calls or ()]
     for what, part in wanted:
         if part and _plain(chat, part.strip()) not in text:
             return f"decoded tokens without the message's {what}"
+    values = [
+        value for call in message.tool_calls or () for value in _values(call.function.arguments)
+    ]
+    if values:
+        once = _unescaped(decoded)
+        spelt = [text, *(_plain(chat, one) for one in (once, _unescaped(once)))]
+        if not all(any(_plain(chat, value) in one for one in spelt) for value in values):
+            return "decoded tokens without the message's tool arguments"
     return None
+
+
+def _values(arguments: str) -> list[str]:
+    """Texts and whole numbers in a tool call's arguments; all of them as one text if they are no JSON."""
+    try:
+        left: list[object] = [json.loads(arguments)]
+    except (ValueError, RecursionError):
+        return [arguments.strip()]
+    found: list[str] = []
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            found.append(value.strip())
+        elif isinstance(value, list):
+            left += cast("list[object]", value)
+        elif isinstance(value, dict):
+            left += cast("dict[str, object]", value).values()
+        elif isinstance(value, int) and not isinstance(value, bool):
+            found.append(str(value))  # fractions, true and null have several notations
+    return found
+
+
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
+_SHORT = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
+
+
+def _unescaped(text: str) -> str:
+    """`text` with JSON's escapes (RFC 8259, section 7) taken away wherever they stand."""
+    plain = _ESCAPE.sub(
+        lambda one: chr(int(one[1], 16)) if one[1] else _SHORT.get(one[2], one[2]), text
+    )
+    return plain.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _plain(chat: ChatTokenizer, text: str) -> str:
