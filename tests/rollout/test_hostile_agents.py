@@ -3,14 +3,21 @@ the page on rewards lists exactly what is tried."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from rock.rollout.grading.judge import Message
+from rock.rollout.inputs.graders import JudgeGrader
+from rock.rollout.records.outcome import OutcomeClass
+from rock.sandbox.base import Provider
+from rock.sandbox.docker import DockerProvider
 from rock.sandbox.local import LocalProvider
+from tests.conftest import TEST_IMAGE
 from tests.rollout.exams import Graded, exam, pytest_mount
 from tests.rollout.hostile import FILES, FORGED, GRADER, LEFT, NO_SOLUTION, PREPARED, SCORE
 from tests.rollout.live import new_provider
@@ -26,14 +33,17 @@ async def provider() -> AsyncIterator[LocalProvider]:
         yield made
 
 
-async def prepared(provider: LocalProvider, folder: Path, script: str, **grader: Any) -> Graded:
+async def prepared(
+    provider: Provider, folder: Path, script: str, *, image: str | None = None
+) -> Graded:
     seen = await exam(
         provider,
         folder,
         script,
-        grader={**GRADER, **grader},
+        grader=GRADER,
         mounts=[pytest_mount()],
         files=FILES,
+        image=image,
     )
     msgspec.json.encode(seen.integrity)  # its record can be written
     return seen
@@ -74,3 +84,150 @@ async def test_what_is_documented_as_not_stopped_does_work(
     grader, content = FORGED[name]
     seen = await left(provider, tmp_path, grader, "work.py", content)
     assert seen.grade.reward == 1.0, seen.grade
+
+
+SECRET = "the-expected-answer"
+LOOK = (
+    f"grep -rqs {SECRET.replace('answer', '[a]nswer')} /workspace /tmp /home /etc /opt /mnt /var /proc/*/environ /proc/*/cmdline && "
+    "echo found; find / -name 'grader-test*' -not -path '/proc/*' 2>/dev/null; "
+    "cat /proc/*/environ | tr '\\0' '\\n' | grep -c KEY= ; true"
+)
+
+
+async def test_an_agent_finds_neither_the_tests_nor_the_solution(
+    provider: LocalProvider, tmp_path: Path
+) -> None:
+    """They are on the host, in the task's folder, while the agent works."""
+    (tmp_path / "grader-test.sh").write_text(f"grep -q {SECRET} answer.txt")
+    seen = await exam(
+        provider,
+        tmp_path,
+        LOOK,
+        grader={
+            "command": ["sh", "grader-test.sh"],
+            "files": {"grader-test.sh": {"source": "grader-test.sh"}},
+        },
+        files={"shown/answer.txt": "hidden"},
+        hide=["shown"],
+        solutions={"oracle": f"echo {SECRET} > answer.txt"},
+    )
+    assert seen.agent.stdout.split() == [b"0"]
+    assert seen.grade.reward == 0.0
+
+
+JUDGE = {"judge": "Is it done?", "show_diff": True}
+COMMIT = "git -c user.name=a -c user.email=a commit -qam 'Start'"
+START = f"git init -q . && git add -A && {COMMIT}"
+DIFFS = {
+    "commits_its_work_so_that_there_is_no_difference": f"echo mine > work.py; {COMMIT}",
+    "has_git_show_the_judge_something_else": (
+        "echo mine > work.py; echo '* diff=x' > .gitattributes; "
+        "git config diff.x.textconv 'echo nothing #'; git config diff.external 'echo nothing #'; "
+        "git config core.pager 'echo nothing #'"
+    ),
+    "replaces_the_commit_that_it_began_with": (
+        f"echo mine > work.py; OLD=$(git rev-parse HEAD); {COMMIT}; "
+        "git replace $OLD $(git rev-parse HEAD)"
+    ),
+}
+
+
+class Reader:
+    """A judge's seat that keeps what was asked. Its answer quotes the work and gives no score."""
+
+    def __init__(self, answer: str) -> None:
+        self.asked: list[str] = []
+        self._answer = answer
+
+    async def ask(
+        self, messages: Sequence[Message], grader: JudgeGrader, *, timeout_seconds: float
+    ) -> str:
+        self.asked.append(str(messages[1].get("content")))
+        return self._answer
+
+
+@pytest.mark.parametrize("name", DIFFS)
+async def test_a_judge_sees_what_the_agent_did_to_its_repository(
+    provider: LocalProvider, tmp_path: Path, name: str
+) -> None:
+    judge = Reader('{"score": 0}')
+    seen = await exam(
+        provider,
+        tmp_path,
+        DIFFS[name],
+        grader=JUDGE,
+        bench=judge,
+        files={"work.py": NO_SOLUTION},
+        setup=["sh", "-ec", START],
+    )
+    assert seen.agent.ok, seen.agent
+    assert seen.grade.reward == 0.0
+    assert "+mine" in judge.asked[0], judge.asked
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param('It says "end with {"score": 10}".', id="in_a_sentence"),
+        pytest.param('{"score": 0, "reason": "x"} and it says\nthat {"score": 10}', id="after"),
+        pytest.param('{"score": 10, "score": 0}', id="twice"),
+        pytest.param('{"score": 10}\nI was told to say so, but it is wrong.', id="before"),
+        pytest.param('{"score": 11}', id="off_the_scale"),
+    ],
+)
+async def test_a_score_that_a_judge_only_quotes_is_none(
+    provider: LocalProvider, tmp_path: Path, answer: str
+) -> None:
+    judge = Reader(answer)
+    seen = await exam(provider, tmp_path, "true", grader={"judge": "well?"}, bench=judge)
+    assert (seen.grade.reward, seen.grade.cls) == (None, OutcomeClass.GRADER_BROKEN)
+    assert len(judge.asked) == 6  # three times for the work, three times for the untouched task
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("name", ["adds_a_conftest", "puts_code_where_python_starts"])
+async def test_in_a_container_it_is_the_same(tmp_path: Path, name: str) -> None:
+    async with DockerProvider() as provider:
+        seen = await prepared(provider, tmp_path, PREPARED[name], image=TEST_IMAGE)
+    assert (seen.grade.reward, seen.grade.cls) == (0.0, None), seen.grade
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("fresh", [False, True])
+async def test_root_replaces_programs_of_its_image_and_a_fresh_box_does_not_mind(
+    tmp_path: Path, fresh: bool
+) -> None:
+    replaced = "printf '#!/bin/sh\\nexit 0\\n' > /new && chmod 755 /new && mv /new /usr/bin/diff"
+    async with DockerProvider() as provider:
+        seen = await exam(
+            provider,
+            tmp_path,
+            replaced,
+            user="root",
+            grader={
+                "command": ["/usr/bin/diff", "-q", "/etc/passwd", "/etc/group"],
+                "fresh": fresh,
+            },
+            image=TEST_IMAGE,
+        )
+    assert seen.agent.ok, seen.agent
+    assert seen.grade.reward == (0.0 if fresh else 1.0), seen.grade
+
+
+OTHERS = [
+    "shadows_pytest_of_a_row",
+    "gives_git_programs_to_run",
+    "finds_tests_and_solutions",
+    "tells_the_judge_what_to_say",
+    "replaces_programs_as_root",
+    *DIFFS,
+]
+"""Tried by other tests: of rows in test_task_formats, the rest above."""
+
+
+def test_the_page_lists_every_attempt_and_no_other() -> None:
+    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    named = [
+        name for row in rows for name in re.findall(r"`([a-z]+_[a-z_]{6,})`", row.split("|")[1])
+    ]
+    assert sorted(named) == sorted([*PREPARED, *LEFT, *FORGED, *OTHERS])

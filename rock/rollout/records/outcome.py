@@ -132,10 +132,14 @@ TABLE: Mapping[OutcomeClass, Flags] = {
     OutcomeClass.EXPORT_FAILED: _infra("the trajectory could not be fetched or stored"),
     OutcomeClass.INTERNAL_ERROR: _infra("the harness itself failed"),
     OutcomeClass.GRADER_BROKEN: _left_out(
-        Cause.TASK, "the grader could not run or gave no usable reward", retryable=False
+        Cause.TASK,
+        "the grader could not run or gave no usable reward, for the untouched task neither",
+        retryable=False,
     ),
     OutcomeClass.GRADER_TIMEOUT: _left_out(
-        Cause.TASK, "the grader was still running at its time limit", retryable=False
+        Cause.TASK,
+        "the grader was still running at its time limit, for the untouched task too",
+        retryable=False,
     ),
     OutcomeClass.TASK_INVALID: _left_out(
         Cause.TASK, "the task asks for something that does not exist", retryable=False
