@@ -11,16 +11,19 @@ from typing import Any
 import msgspec
 import pytest
 
+from rock.modelservice.hosting.supervise import ServiceProcess
 from rock.rollout.grading.judge import Message
 from rock.rollout.inputs.graders import JudgeGrader
 from rock.rollout.records.outcome import OutcomeClass
+from rock.rollout.records.rundir import read_records
+from rock.rollout.run import run
 from rock.sandbox.base import Provider
 from rock.sandbox.docker import DockerProvider
 from rock.sandbox.local import LocalProvider
 from tests.conftest import TEST_IMAGE
 from tests.rollout.exams import Graded, exam, pytest_mount
 from tests.rollout.hostile import FILES, FORGED, GRADER, LEFT, NO_SOLUTION, PREPARED, SCORE
-from tests.rollout.live import new_provider
+from tests.rollout.live import address, answering, new_provider, run_file, write_tasks
 
 pytestmark = pytest.mark.userns
 
@@ -214,7 +217,52 @@ async def test_root_replaces_programs_of_its_image_and_a_fresh_box_does_not_mind
     assert seen.grade.reward == (0.0 if fresh else 1.0), seen.grade
 
 
+AGENT_THAT_HANGS_UP = """
+import json, os, socket, urllib.request
+url, body = os.environ["OPENAI_BASE_URL"], json.dumps(
+    {"model": "policy", "messages": [{"role": "user", "content": "go on"}]}).encode()
+head = {"Content-Type": "application/json"}
+urllib.request.urlopen(urllib.request.Request(url + "/chat/completions", body, head)).read()
+body = body.replace(b"go on", b"more")
+port = int(url.split(":")[2].split("/")[0])
+for _ in range(2):
+    line = socket.create_connection(("127.0.0.1", port))
+    line.sendall(b"POST /v1/chat/completions HTTP/1.1\\r\\nHost: x\\r\\nContent-Type: application/json\\r\\n"
+                 b"Content-Length: %d\\r\\n\\r\\n" % len(body) + body)
+    line.close()
+    body = body.replace(b"more", b"less")
+os.mkdir("tests")
+open(b"tests/\\xff\\x1b.py", "w").close()
+open(b"conftest.py", "w").close()
+"""
+
+
+async def test_neither_hanging_up_nor_odd_names_keep_an_episode_from_being_counted(
+    tmp_path: Path,
+) -> None:
+    """A whole run, with its records: one attempt, which scores 0.0."""
+    grader = {"command": ["false"], "protect": ["tests/*", "conftest.py"]}
+    write_tasks(tmp_path, "only", grader=grader)
+    (tmp_path / "hang.py").write_text(AGENT_THAT_HANGS_UP)
+    config = run_file(
+        tmp_path,
+        agent={"command": ["python3", "/opt/hang.py"], "files": {"/opt/hang.py": "hang.py"}},
+    )
+    async with (
+        ServiceProcess(tmp_path / "service", exit_with_parent=True) as service,
+        new_provider() as provider,
+        answering(service, lambda _: "nothing"),
+    ):
+        await run(config, directory=tmp_path / "run", service=address(service), provider=provider)
+    (record,) = read_records(tmp_path / "run")
+    assert (record.outcome.cls, record.outcome.reward) == (OutcomeClass.FAILED, 0.0), record
+    assert (record.attempt, record.agent and record.agent.exit_code) == (1, 0)
+    assert record.integrity is not None
+    assert record.integrity.added == ["conftest.py", "tests/\\udcff\\x1b.py"]
+
+
 OTHERS = [
+    "hangs_up_on_the_model",
     "shadows_pytest_of_a_row",
     "gives_git_programs_to_run",
     "finds_tests_and_solutions",

@@ -25,7 +25,6 @@ from rock.rollout.grading.clearing import OPEN, remove_paths, tool
 from rock.rollout.inputs.graders import is_guarded
 from rock.rollout.records.evidence import describe
 from rock.rollout.records.integrity import MAX_LISTED, Integrity
-from rock.rollout.records.outcome import printable
 from rock.sandbox.base import Sandbox
 from rock.sandbox.ending import to_the_end
 
@@ -71,8 +70,14 @@ class Findings:
 
 
 def _told(names: Iterable[str]) -> list[str]:
-    """Names for a record: file names are bytes, records are text."""
-    return [printable(name) for name in sorted(names)[:MAX_LISTED]]
+    """Names for a record and a terminal: file names are any bytes."""
+    return [_escaped(name) for name in sorted(names)[:MAX_LISTED]]
+
+
+def _escaped(name: str) -> str:
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in name
+    )
 
 
 class Protection:

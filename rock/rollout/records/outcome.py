@@ -200,7 +200,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, rename={"cls": "class"}
         return self.reward is not None and self.reward >= FULL_REWARD
 
 
-def printable(text: str) -> str:
+def _as_text(text: str) -> str:
     """`text` as a record can hold it: what file names have that is no UTF-8 is escaped."""
     return text.encode("utf-8", "backslashreplace").decode()
 
@@ -224,7 +224,7 @@ def outcome_of(
         in_loss=flags.in_loss,
         in_baseline=flags.in_baseline,
         in_denominator=flags.in_denominator,
-        detail=printable(detail),
+        detail=_as_text(detail),
     )
 
 
