@@ -261,7 +261,34 @@ async def test_neither_hanging_up_nor_odd_names_keep_an_episode_from_being_count
     assert record.integrity.added == ["conftest.py", "tests/\\udcff\\x1b.py"]
 
 
+@pytest.mark.soak
+async def test_leaving_more_than_can_be_fetched_in_time_is_no_fault_of_the_machine(
+    tmp_path: Path,
+) -> None:
+    make = "import os\nfor i in range(25_000): open(f'{i}', 'w').close()\n"
+    write_tasks(tmp_path, "only", grader={"command": ["false"]})
+    (tmp_path / "many.py").write_text(make)
+    config = run_file(
+        tmp_path,
+        agent={
+            "command": ["python3", "/opt/many.py"],
+            "files": {"/opt/many.py": "many.py"},
+            "requires_model": False,
+        },
+        limits={"export_seconds": 1.0},
+    )
+    async with (
+        ServiceProcess(tmp_path / "service", exit_with_parent=True) as service,
+        new_provider() as provider,
+    ):
+        await run(config, directory=tmp_path / "run", service=address(service), provider=provider)
+    (record,) = read_records(tmp_path / "run")
+    assert (record.outcome.cls, record.outcome.reward) == (OutcomeClass.FAILED, 0.0), record
+    assert record.workspace == "it could not be fetched within 1 s"
+
+
 OTHERS = [
+    "leaves_more_than_can_be_fetched_in_time",
     "hangs_up_on_the_model",
     "shadows_pytest_of_a_row",
     "gives_git_programs_to_run",
