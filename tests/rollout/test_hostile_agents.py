@@ -287,7 +287,32 @@ async def test_leaving_more_than_can_be_fetched_in_time_is_no_fault_of_the_machi
     assert record.workspace == "it could not be fetched within 1 s"
 
 
+async def test_work_that_one_part_of_a_grader_runs_cannot_change_what_another_reads(
+    provider: LocalProvider, tmp_path: Path
+) -> None:
+    seen = await exam(
+        provider,
+        tmp_path,
+        'printf \'open("tests/test_calc.py", "w")\' > work.py',
+        grader={
+            "weighted": {
+                "runs": {"grader": {"command": ["python3", "work.py"], "cwd": "{workdir}"}},
+                "tests": {
+                    "grader": {
+                        "command": ["grep", "-q", "add(2, 3) == 5", "tests/test_calc.py"],
+                        "cwd": "{workdir}",
+                    }
+                },
+            },
+            "protect": ["tests/*"],
+        },
+        files=FILES,
+    )
+    assert seen.grade.parts == {"runs": 1.0, "tests": 1.0}, seen.grade
+
+
 OTHERS = [
+    "changes_the_tests_from_another_part",
     "leaves_more_than_can_be_fetched_in_time",
     "hangs_up_on_the_model",
     "shadows_pytest_of_a_row",
