@@ -190,8 +190,9 @@ def _refuse_missing_functions(config: RunFile, tasks: list[LoadedTask]) -> None:
     graders = [("grader", config.grader, Path.cwd())]
     graders += [(f"tasks: {item.task_id}: grader", item.task.grader, item.folder) for item in tasks]
     for where, grader, folder in graders:
-        functions = grader.functions() if grader else {}
-        named += [(f"{where}.{field}", name, folder) for field, name in functions.items()]
+        if grader is not None:
+            functions = grader.functions().items()
+            named += [(f"{where}.{field}", name, folder) for field, name in functions]
     for where, name, folder in dict.fromkeys(named):
         try:
             if name is not None:
