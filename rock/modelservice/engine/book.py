@@ -109,6 +109,8 @@ class Book:
                 self._replay_leased(call)
             case records.CallPartial():
                 self.add_span(call, record)
+            case records.SpansRead():
+                call.shown = True
             case records.SpansDropped():
                 call.forget_spans()
             case records.CallAnswered():
@@ -173,12 +175,15 @@ class Book:
         self.calls[call.id] = call
         return call
 
-    def add_span(self, call: Call, span: records.CallPartial) -> None:
-        if call.said is None:
-            call.said = Said()
-        call.said.add(span)
+    def add_span(self, call: Call, span: records.CallPartial) -> Said:
+        """All that was said of the call, with the span."""
+        said = call.said
+        if said is None:
+            said = call.said = Said()
+        said.add(span)
         if call.session.first_sampled_version is None:
             call.session.first_sampled_version = span.policy_version
+        return said
 
     def store_answer(self, call: Call, record: records.CallAnswered) -> Answer:
         """Keep an answer and its tokens, and give it its place in the graph."""

@@ -258,8 +258,19 @@ class Engine:
 
     def partial(self, call: Call, record: records.CallPartial) -> None:
         """Keep a span of an answer; agents see it once it is on disk."""
-        self.book.add_span(call, record)
-        self.note(record, lambda: None if self._holds_back(call) else call.reveal(record.index + 1))
+        said = self.book.add_span(call, record)
+
+        def reveal() -> None:
+            if not self._holds_back(call):
+                call.reveal(said, record.index + 1)
+
+        self.note(record, reveal)
+
+    def bind(self, call: Call) -> None:
+        """What was said so far is about to be read, once this is on disk: the answer begins with it."""
+        if not call.shown:
+            call.shown = True
+            self.note(records.SpansRead(call=call.id))
 
     def drop_spans(self, call: Call) -> None:
         """Start the answer afresh; only while no agent has read of it."""

@@ -25,7 +25,7 @@ from rock.modelservice.wire import (
 from rock.modelservice.wire.interceptors import Interceptor
 from rock.modelservice.wire.partial import ToolCallDelta
 
-SCHEMA = 3
+SCHEMA = 4
 """Version of these shapes, in the journal's header. A journal with a higher one is refused."""
 
 
@@ -128,6 +128,12 @@ class CallPartial(_Record, tag="partial"):
     """The whole prompt, with the first span if the worker gave it."""
 
 
+class SpansRead(_Record, tag="spans_read"):
+    """A connection is about to be sent of the call's spans: the answer must begin with them all."""
+
+    call: str
+
+
 class SpansDropped(_Record, tag="spans_dropped"):
     """No agent had read the call's spans, and the next worker could not go on from them."""
 
@@ -195,7 +201,15 @@ class GroupAcknowledged(_Record, tag="group_acknowledged"):
     step: int | None = None
 
 
-OfCall = CallLeased | CallPartial | SpansDropped | CallAnswered | CallMoved | CallFailedRecord
+OfCall = (
+    CallLeased
+    | CallPartial
+    | SpansRead
+    | SpansDropped
+    | CallAnswered
+    | CallMoved
+    | CallFailedRecord
+)
 """What happened to a call that is known."""
 
 Record = (
@@ -217,6 +231,7 @@ _ABOUT_CALLS = (
     CallQueued,
     CallLeased,
     CallPartial,
+    SpansRead,
     SpansDropped,
     CallAnswered,
     CallMoved,

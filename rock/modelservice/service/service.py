@@ -28,6 +28,7 @@ from rock.modelservice.engine import limits
 from rock.modelservice.engine.book import Book
 from rock.modelservice.engine.calls import Asked, Call, Conversation, pins_set
 from rock.modelservice.engine.engine import Engine
+from rock.modelservice.engine.spans import Seen
 from rock.modelservice.graph.answer import Answer, AnswerChoice
 from rock.modelservice.interceptors.interceptors import Edit
 from rock.modelservice.journal import records
@@ -52,6 +53,7 @@ __all__ = [
     "Incoming",
     "ModelService",
     "NewSession",
+    "Seen",
     "ServiceConfig",
     "Session",
 ]
@@ -294,6 +296,13 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
             call = self._new_call(session, conversation, incoming, asked, edit)
         call.streams = call.streams or incoming.stream
         return call
+
+    async def bind(self, call: Call) -> None:
+        """A connection is about to be sent of the call's visible spans; returns once it may be. From now
+        on, also after a restart, the answer must begin with all that was said. Raises `JournalError`.
+        """
+        self._engine.bind(call)
+        await self._engine.journal.barrier()  # another connection may have bound it just now
 
     def sent(self, call: Call) -> None:
         """The whole answer was written to a connection of the call."""
