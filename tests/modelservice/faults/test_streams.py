@@ -59,7 +59,7 @@ class Agent:
         self.replies.append(b"")
         url = f"{self.session.base_url}{self.path}"
         body = {"model": "m", "stream": stream, **self.body}
-        headers = self.retry if again else {}
+        headers = dict(self.retry) if again else dict[str, str]()
         try:
             async with self.client.stream("POST", url, json=body, headers=headers) as reply:
                 async for piece in reply.aiter_bytes():
