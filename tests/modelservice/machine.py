@@ -348,6 +348,7 @@ class ServiceMachine(RuleBasedStateMachine):
         choose(dice, (self.restart, self.crash, self.release, self.time_passes))(dice)
         self.resume(dice)
         self.claim(dice)
+        choose(dice, (self.complete, self.cannot_continue, self.say))(dice)
 
     def cannot_continue(self, dice: Dice) -> None:
         if not self.model.leases:

@@ -220,7 +220,7 @@ class Call(Ticket):
     def reveal(self, said: Said, count: int) -> None:
         """The first `count` spans of `said` are on disk. It may have been dropped on its way there."""
         if said is self.said:
-            self.visible = max(self.visible, min(count, len(self.said)))
+            self.visible = max(self.visible, min(count, len(said)))
             self._wake()
 
     def forget_spans(self) -> None:
