@@ -24,7 +24,7 @@ from rock.sandbox.base import Provider
 from rock.sandbox.capacity import LOCAL_COST, Admission, Cost, Room
 from rock.sandbox.docker import DockerProvider
 from rock.sandbox.local import LocalProvider
-from tests.conftest import TEST_IMAGE
+from tests.needs import TEST_IMAGE
 from tests.rollout.live import address, answering, new_provider, run_file, write_tasks
 
 pytestmark = pytest.mark.userns

@@ -16,7 +16,7 @@ from rock.sandbox.local import LocalProvider
 from rock.sandbox.remote import RemoteProvider
 from rock.sandbox.remote.server import SandboxServer, serving
 from rock.testing.sandbox_conformance import CHECKS, Check, Subject
-from tests.conftest import BUSYBOX_IMAGE, TEST_IMAGE
+from tests.needs import BUSYBOX_IMAGE, TEST_IMAGE
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from rock.sandbox.docker import DockerProvider
 from rock.sandbox.docker.engine import Container, Engine
 from rock.sandbox.docker.reaper import reap
 from rock.sandbox.owner import wall_seconds
-from tests.conftest import BUSYBOX_IMAGE, TEST_IMAGE
+from tests.needs import BUSYBOX_IMAGE, TEST_IMAGE
 
 pytestmark = pytest.mark.docker
 
