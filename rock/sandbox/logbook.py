@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -24,7 +22,6 @@ from rock.sandbox.logs import LogEntry, LogPage
 log = logging.getLogger(__name__)
 
 FILE_BYTES = 256 * 1024
-PREFIX = "log-"
 _KEPT_AFTER_THE_FIRST = 2
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(LogEntry)
@@ -129,20 +126,3 @@ def _read(path: Path, offset: int) -> tuple[list[LogEntry], int]:
         except msgspec.MsgspecError:
             continue  # cut by a disk that was full
     return found, offset + (len(whole) + 1 if whole else 0)
-
-
-def folder_name() -> str:
-    """A name for one provider's directory of logs."""
-    return f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
-
-
-def find(base: Path, sandbox_id: str) -> LogFiles | None:
-    """The log of a sandbox of any harness below `base`."""
-    for folder in _folders(base):
-        if (folder / f"{sandbox_id}.0").exists():
-            return LogFiles(folder, sandbox_id)
-    return None
-
-
-def _folders(base: Path) -> Iterator[Path]:
-    yield from base.glob(f"{PREFIX}*")
