@@ -94,6 +94,7 @@ class StatefulSandbox(Sandbox):
         self._stopping: asyncio.Task[None] | None = None
         self._leaving: set[asyncio.Task[None]] = set()
         self._egress: Egress | None = None
+        self.born = time.monotonic()
         self.log_files = log
         self.recorder = Recorder(log or Nowhere(), "harness")
         self.env_changes: EnvChanges = {}
@@ -217,6 +218,10 @@ class StatefulSandbox(Sandbox):
         if self._stopping is None:
             self._stopping = asyncio.ensure_future(self._end())
         await to_the_end(self._join(self._stopping))
+
+    async def detach(self) -> None:
+        """Let go of a sandbox that goes on, made by another process. Ends what was started from here."""
+        await self.channel.close()
 
     async def _join(self, stopping: asyncio.Future[None]) -> None:
         await stopping
