@@ -93,6 +93,9 @@ class LogFiles:
             found = found[len(found) - tail :]
         return LogPage(entries=tuple(found), cursor=f"{start}:{offset}", complete=complete)
 
+    def exists(self) -> bool:
+        return bool(self._numbers())
+
     def remove(self) -> None:
         """Safe to call twice."""
         for number in self._numbers():

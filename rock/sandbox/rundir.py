@@ -13,6 +13,7 @@ there. The reaper removes directories whose owner is dead, so a SIGKILL leaves n
 
 from __future__ import annotations
 
+import glob
 import json
 import logging
 import os
@@ -111,9 +112,9 @@ def own_name(kind: str) -> str:
 
 
 def find_log(base: Path, sandbox_id: str) -> LogFiles | None:
-    """The log of a sandbox of any harness below `base`, alive or not."""
-    for path in base.glob(f"log-*/{sandbox_id}.*"):
-        return LogFiles(path.parent, sandbox_id)
+    """The log of a sandbox of any harness below `base`, alive or not; its id may be cut short."""
+    for path in base.glob(f"log-*/{glob.escape(sandbox_id)}*.0"):
+        return LogFiles(path.parent, path.stem)
     return None
 
 

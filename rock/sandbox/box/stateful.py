@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from rock.errors import NotSupported, SandboxBusy, SandboxDied, SandboxError
+from rock.errors import NotFound, NotSupported, SandboxBusy, SandboxDied, SandboxError
 from rock.sandbox.base import DEFAULT_DIFF_ENTRIES, Sandbox, SandboxSpec
 from rock.sandbox.box.box_state import BoxState
 from rock.sandbox.box.egress import PORT, Egress
@@ -146,7 +146,9 @@ class StatefulSandbox(Sandbox):
         deadline = time.monotonic() + wait_seconds
         while True:
             page = self.log_files.read(after=after, tail=tail)
-            if page.entries or time.monotonic() >= deadline or self._stopping is not None:
+            if not page.entries and not self.log_files.exists():
+                raise NotFound(f"the log of sandbox {self.id} has ended with it")
+            if page.entries or time.monotonic() >= deadline:
                 return page
             # Other processes write to it, too: the file is where to look.
             await asyncio.sleep(_LOG_SECONDS)
