@@ -16,7 +16,7 @@ import yaml
 
 from rock.config import kind_of
 from rock.errors import ConfigError
-from rock.rollout.spec.taskfiles import read_text
+from rock.rollout.inputs.taskfiles import read_text
 
 MAX_DEPTH = 64
 MAX_VALUES = 1_000_000
