@@ -68,6 +68,7 @@ class _Session:
         self._nonce = ""
         self._limit_bytes: int | None = None
         self._tap: Tap | None = None
+        self._closing = False
         self._wake = asyncio.Event()
         self._began = time.monotonic()
         self._sink = _captures(_BETWEEN_BYTES)
@@ -99,7 +100,7 @@ class _Session:
             executed = await execution.finish(_BOUND_SECONDS)
         finally:
             execution.close()
-        return await self._result_of(executed, time.monotonic() - self._began, False)
+        return await self._result_of(executed, time.monotonic() - self._began, self._closing)
 
     def _keeping(self, stream: int) -> Sink:
         return lambda data: self._keep(stream, data)
@@ -187,6 +188,7 @@ class _Session:
         await self.execution.send(FrameType.INTERRUPT, body)
 
     async def close(self) -> None:
+        self._closing = True
         if self.execution is not None and self.ended is not None:
             await self.execution.send(FrameType.KILL)
             await asyncio.wait([self.ended])
