@@ -52,7 +52,7 @@ async def test_a_visitor_sees_what_the_harness_has_and_no_more(base: Path) -> No
         await box.stop()
         assert await visitor.list() == []
     assert door.doors(base) == []
-    assert list(base.iterdir()) == []
+    assert os.listdir(base) == []  # noqa: PTH208 (an empty directory is the point)
 
 
 async def test_a_visitor_and_the_harness_share_one_sandbox_and_one_log(base: Path) -> None:

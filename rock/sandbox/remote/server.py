@@ -57,6 +57,7 @@ class SandboxServer:
         key: str | None,
         allow_mounts: bool = False,
         book: Book | None = None,
+        max_body_bytes: int = MAX_BODY_BYTES,
     ) -> None:
         """`key` None asks nobody for one: for a socket that only its user can reach.
 
@@ -65,6 +66,7 @@ class SandboxServer:
         self._provider = provider
         self._key = key
         self._allow_mounts = allow_mounts
+        self._max_body_bytes = max_body_bytes
         self._owns_provider = book is None
         self._served = book or OwnBook()
         self._snapshots = SnapshotBook(time.monotonic)
@@ -72,7 +74,7 @@ class SandboxServer:
         self._sweeping: asyncio.Task[None] | None = None
 
     def app(self) -> web.Application:
-        app = web.Application(middlewares=[self._checked], client_max_size=MAX_BODY_BYTES)
+        app = web.Application(middlewares=[self._checked], client_max_size=self._max_body_bytes)
         app.on_shutdown.append(self._hang_up)
         one = "/v1/sandboxes/{id}"
         app.add_routes(
@@ -120,7 +122,12 @@ class SandboxServer:
             await self._provider.close()
 
     async def _hang_up(self, app: web.Application) -> None:
-        """Streams have no end of their own that a shutdown could wait for."""
+        """Streams have no end of their own that a shutdown could wait for; commands may have a late one.
+
+        A client that waits for a command is told that its sandbox has died.
+        """
+        if self._owns_provider:
+            await asyncio.gather(*(self._forget(name) for name, _ in self._served))
         for socket in list(self._sockets):
             await socket.close(code=WSCloseCode.GOING_AWAY)
 
@@ -154,7 +161,14 @@ class SandboxServer:
         except web.HTTPException as exc:  # the library's own: no such path, a body too large
             if exc.status < 400:
                 raise
-            return _refusal(_as_ours(exc), exc.status)
+            return _refusal(self._as_ours(exc), exc.status)
+
+    def _as_ours(self, error: web.HTTPException) -> RockError:
+        if error.status == 404:
+            return NotFound("there is no such path; GET /openapi.json lists them")
+        if error.status == 413:
+            return PayloadTooLarge(f"the body is over {self._max_body_bytes} bytes")
+        return BadRequest(f"{error.reason}; GET /openapi.json says what is taken")
 
     def _check_key(self, request: web.Request) -> None:
         if self._key is None:
@@ -382,14 +396,6 @@ def _refusal(error: RockError, status: int) -> web.Response:
     cause = error.cause if isinstance(error, SandboxDied) else None
     body = api.ErrorBody(code=error.code, message=error.message, cause=cause)
     return _json(body, status=status)
-
-
-def _as_ours(error: web.HTTPException) -> RockError:
-    if error.status == 404:
-        return NotFound("there is no such path; GET /openapi.json lists them")
-    if error.status == 413:
-        return PayloadTooLarge(f"the body is over {MAX_BODY_BYTES} bytes")
-    return BadRequest(error.reason)
 
 
 def _variables(sandbox: ChannelSandbox) -> api.Variables:
