@@ -57,7 +57,7 @@ PROVIDERS = {
     ),
 }
 PARTS = {
-    "remote": {"running", "files"},
+    "remote": {"running", "files", "records"},
     "docker-host": {"isolation"},
     "docker-debian": {
         "commands",
@@ -66,6 +66,7 @@ PARTS = {
         "isolation",
         "networks",
         "escapes",
+        "records",
         "running",
         "states",
     },

@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rock.errors import ProviderUnavailable, SandboxDied, SandboxError
-from rock.sandbox import api
-from rock.sandbox.base import Availability, Provider, SandboxSpec
+from rock.sandbox import api, rundir
+from rock.sandbox.base import Availability, Provider, Sandbox, SandboxSpec
 from rock.sandbox.box.box_state import BoxState
 from rock.sandbox.box.channel_sandbox import AGENT_HOME, ChannelSandbox, Identity
 from rock.sandbox.box.stateful import NETWORKS, Box, Enforced, StatefulSandbox
 from rock.sandbox.capacity import DOCKER_COST, Admission
 from rock.sandbox.channel.channel import KILL_GRACE_SECONDS, Channel, Connector, connect_to_path
 from rock.sandbox.channel.mux import MuxConnector
-from rock.sandbox.docker import host_layers, hostroot, rundir
+from rock.sandbox.docker import host_layers, hostroot
 from rock.sandbox.docker.autopsy import diagnose
 from rock.sandbox.docker.container import SOCKET_NAME, container_config, helper_archive
 from rock.sandbox.docker.engine import REMEDY, Engine, Image
@@ -107,6 +107,7 @@ class DockerProvider(Provider):
         self._lease_seconds = lease_seconds if transport == "socket" else 0.0
         self._heartbeat = Heartbeat(self._sandboxes.values, lease_seconds=self._lease_seconds)
         self._admission = Admission(DOCKER_COST, self.base)
+        self._logs = rundir.LogFolder(self.base)
         self._closed = False
 
     async def probe(self) -> Availability:
@@ -162,6 +163,7 @@ class DockerProvider(Provider):
     ) -> ChannelSandbox:
         sandbox_id = secrets.token_hex(6)
         layers: HostLayers | None = None
+        log_files = self._logs.of(sandbox_id)
         try:
             shared = None
             if self._transport == "socket":
@@ -201,6 +203,7 @@ class DockerProvider(Provider):
                 variables=image.env,
                 enforced=_enforced(spec),
                 replacement=self._replace,
+                log=log_files,
             )
             await sandbox.prepare(snapshot)
             if shared is not None:
@@ -211,6 +214,8 @@ class DockerProvider(Provider):
             self._check_open()
         except BaseException:  # whatever it was, also a cancellation, nothing may be left
             await to_the_end(self._discard_quietly(sandbox_id, layers))
+            if log_files is not None:
+                log_files.remove()
             raise
         self._sandboxes[sandbox_id] = sandbox
         return sandbox
@@ -256,8 +261,12 @@ class DockerProvider(Provider):
             if isinstance(error, BaseException):
                 log.warning("a sandbox could not be stopped and is left to the reaper: %s", error)
         await self._heartbeat.stop()
+        self._logs.close()
         await self._keeper.close()
         await self.engine.close()
+
+    def sandboxes(self) -> list[Sandbox]:
+        return list(self._sandboxes.values())
 
     def _check_open(self) -> None:
         if self._closed:
