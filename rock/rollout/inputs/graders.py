@@ -105,6 +105,10 @@ class GraderBase(Strict):
         """The models that it asks, beside the one that answers the agent."""
         return frozenset()
 
+    def shows_diff(self) -> bool:
+        """Whether somebody is shown what was changed in the repository."""
+        return False
+
     def guarded(self) -> tuple[str, ...]:
         """The globs in force."""
         return tuple(self.protect or ())
@@ -210,6 +214,9 @@ class JudgeGrader(GraderBase):
     """How often it is asked until its answer has a score."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
 
+    def shows_diff(self) -> bool:
+        return self.show_diff
+
     def whole_seconds(self) -> float:
         return self.timeout_seconds * self.tries
 
@@ -264,6 +271,9 @@ class WeightedGrader(GraderBase):
 
     def models(self) -> frozenset[str]:
         return frozenset(name for part in self.weighted.values() for name in part.grader.models())
+
+    def shows_diff(self) -> bool:
+        return any(part.grader.shows_diff() for part in self.weighted.values())
 
     def whole_seconds(self) -> float:
         return sum(part.grader.whole_seconds() for part in self.weighted.values())

@@ -196,6 +196,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, rename={"cls": "class"}
         return self.reward is not None and self.reward >= FULL_REWARD
 
 
+def printable(text: str) -> str:
+    """`text` as a record can hold it: what file names have that is no UTF-8 is escaped."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def outcome_of(
     cls: OutcomeClass, phase: Phase, *, reward: float | None = None, detail: str = ""
 ) -> Outcome:
@@ -215,7 +220,7 @@ def outcome_of(
         in_loss=flags.in_loss,
         in_baseline=flags.in_baseline,
         in_denominator=flags.in_denominator,
-        detail=detail,
+        detail=printable(detail),
     )
 
 
