@@ -39,6 +39,8 @@ class Book:
         self.policy = records.PolicyChanged(version=None, state="running")
         self.interceptors: dict[str, Interceptor] = {}
         """By name, in the order they were added."""
+        self.refused: dict[CallId, RockError] = {}
+        """Calls found in the journal that interceptors refused, and with what."""
         self.runs = 0
         """How often a process took the journal over."""
         self._conversations: dict[SessionId, Conversation] = {}
@@ -240,7 +242,9 @@ class Book:
         extension, asked = _replayed(graph, record), None
         if record.edited is not None:
             extension, asked = _replayed(graph, record.edited), extension
-        self.add_call(session, record, extension, now, asked=asked)
+        call = self.add_call(session, record, extension, now, asked=asked)
+        if record.refused is not None:
+            self.refused[call.id] = failure(record.refused.code, record.refused.message)
 
     def _replay_leased(self, call: Call) -> None:
         # That an earlier lease was over is not on record: the next one says it.

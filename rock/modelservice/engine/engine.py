@@ -109,6 +109,7 @@ class Engine:
                 self._time_session(session, now)
             else:
                 self._retirements.set(session.id, now + self.config.evict_seconds)
+        self._finish_what_a_kill_cut_short()
         for call in self.book.calls.values():
             if call.said is not None and not self._holds_back(call):
                 call.visible = len(call.said)
@@ -118,6 +119,18 @@ class Engine:
                 self.queue.add(call)
             else:
                 self._show(call)
+
+    def _finish_what_a_kill_cut_short(self) -> None:
+        """Of records that are written together, a kill in the middle of the write leaves the first."""
+        for call_id, error in self.book.refused.items():
+            call = self.book.calls.get(call_id)
+            if call is not None and call.state is State.QUEUED:
+                self.end(call, Event.FAIL, error)
+        self.book.refused.clear()
+        for session in self.book.sessions:
+            # Budgets close a session and leave the calls that are in flight.
+            if session.close_reason is not None and session.limit in (None, "max_wall_seconds"):
+                self.close_session(session, session.close_reason)
 
     def stop(self) -> None:
         """Wake everybody: long-polls find nothing, agents get `ServiceUnavailable`."""

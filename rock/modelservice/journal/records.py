@@ -74,6 +74,13 @@ class SessionArchived(_Record, tag="session_archived"):
     """Its calls by the state they ended in; unknown in markers of before there was this."""
 
 
+class Refused(Struct, omit_defaults=True):
+    """The error that an interceptor ended a request with."""
+
+    code: str
+    message: str
+
+
 class Edited(Struct, omit_defaults=True):
     """The request that interceptors made of the one that was asked; fields as in `CallQueued`."""
 
@@ -100,6 +107,8 @@ class CallQueued(_Record, tag="queued"):
     edited: Edited | None = None
     edited_by: tuple[str, ...] = ()
     """The interceptors that edited or ended it."""
+    refused: Refused | None = None
+    """Why it is not to be answered. A `failed` record follows, unless a kill came between the two."""
     idempotency_key: str | None = None
     kind: str | None = None
     at: float | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -57,6 +58,8 @@ __all__ = [
     "ServiceConfig",
     "Session",
 ]
+
+log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.1
 MAX_CHOICES = 128
@@ -176,7 +179,12 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
                 due = loop.time() + TICK_SECONDS
                 await asyncio.sleep(TICK_SECONDS)
                 lag.observe(max(0.0, loop.time() - due))
-                self.tick()
+                try:
+                    self.tick()
+                except JournalError:
+                    raise
+                except Exception:  # or no lease and no call would ever end again
+                    log.exception("unexpected error in what is due; it goes on")
 
     # --- sessions ---
 
@@ -386,6 +394,9 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
             tools=original.tools,
             edited=edited,
             edited_by=edit.by,
+            refused=None
+            if edit.error is None
+            else records.Refused(edit.error.code, edit.error.message),
             pinned=Raw(records.encoder.encode(pins)) if pins else None,
             idempotency_key=incoming.idempotency_key,
             kind=incoming.kind,
