@@ -100,6 +100,7 @@ class Call(Ticket):
         "identity",
         "kind",
         "leaf",
+        "left_after",
         "number",
         "original",
         "outcome",
@@ -148,6 +149,9 @@ class Call(Ticket):
         """Connections that wait for this call."""
         self.cut_off = False
         """A restart of the service ended the connection that waited for it."""
+        self.left_after: float | None = None
+        """How many seconds after it was asked the last connection that waited for it was closed from the
+        other side; None while one waits, if the reply was written, and after a restart."""
         self.said: Said | None = None
         """What workers have said while the call was open."""
         self.visible = 0

@@ -242,6 +242,7 @@ class Engine:
         """One more connection waits for the call."""
         call.attached += 1
         self.connections += 1
+        call.left_after = None
         self._graces.drop(call.id)
         self.observer.attached(call)
         if call.state in (State.UNDELIVERED, State.DELIVERED):
@@ -252,6 +253,8 @@ class Engine:
         if call.attached > 0:
             call.attached -= 1
             self.connections -= 1
+        if not sent and call.attached == 0:
+            call.left_after = self.clock() - call.asked_at
         if call.outcome is not None and call.state is State.ANSWERED:
             if sent:
                 self._move(call, Event.SENT)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fnmatch
 import hashlib
 import shutil
 from collections.abc import Iterable, Sequence
@@ -23,9 +22,9 @@ from typing import Literal
 
 from rock.errors import BadUser, SandboxFileError, TaskError
 from rock.rollout.grading.clearing import OPEN, remove_paths, tool
+from rock.rollout.inputs.graders import is_guarded
 from rock.rollout.records.evidence import describe
 from rock.rollout.records.integrity import MAX_LISTED, Integrity
-from rock.rollout.records.outcome import printable
 from rock.sandbox.base import Sandbox
 from rock.sandbox.ending import to_the_end
 
@@ -71,21 +70,13 @@ class Findings:
 
 
 def _told(names: Iterable[str]) -> list[str]:
-    """Names for a record: file names are bytes, records are text."""
-    return [printable(name) for name in sorted(names)[:MAX_LISTED]]
+    """Names for a record and a terminal: file names are any bytes."""
+    return [_escaped(name) for name in sorted(names)[:MAX_LISTED]]
 
 
-def is_guarded(path: str, globs: Iterable[str]) -> bool:
-    """Whether a relative path fits a glob; without a slash the glob is of the last part alone.
-
-    `*` also stands for slashes, and a glob of a directory's contents fits at any depth.
-    """
-    name = PurePosixPath(path).name
-    return any(
-        fnmatch.fnmatchcase(path, glob) or fnmatch.fnmatchcase(path, f"*/{glob}")
-        if "/" in glob
-        else fnmatch.fnmatchcase(name, glob)
-        for glob in globs
+def _escaped(name: str) -> str:
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in name
     )
 
 

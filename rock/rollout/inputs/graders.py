@@ -6,9 +6,10 @@ is carried out is in `rock.rollout.grading`.
 
 from __future__ import annotations
 
+import fnmatch
 import re
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
@@ -45,6 +46,21 @@ GUARDED = (
     "unittest/*",
 )
 """Files by which a working directory changes how pytest runs, wherever they lie in it."""
+
+
+def is_guarded(path: str, globs: Iterable[str]) -> bool:
+    """Whether a relative path fits a glob; without a slash the glob is of the last part alone.
+
+    `*` also stands for slashes, and a glob of a directory's contents fits at any depth.
+    """
+    name = PurePosixPath(path).name
+    return any(
+        fnmatch.fnmatchcase(path, glob) or fnmatch.fnmatchcase(path, f"*/{glob}")
+        if "/" in glob
+        else fnmatch.fnmatchcase(name, glob)
+        for glob in globs
+    )
+
 
 _FUNCTION = re.compile(r"(?:[A-Za-z_][\w.]*|[^:]*\.py):[A-Za-z_]\w*")
 
