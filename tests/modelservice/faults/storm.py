@@ -37,6 +37,8 @@ from tests.modelservice.faults.stories import Chronicle, worker_lines
 ROOT = Path(__file__).parent.parent.parent.parent
 SETTINGS = {"cancel_grace_seconds": 30.0, "restart_grace_seconds": 60.0, "max_deliveries": 8}
 START_TRIES = 5
+SYNC_SECONDS = 2.0
+"""Between two weight updates, at most."""
 GATHER_SECONDS = 120.0
 """Until so many calls wait again; twice that for every agent to be done after the storm."""
 
@@ -58,6 +60,8 @@ class Report:
     """Leases that came with what an earlier one had said."""
     compactions: int = 0
     """Number of the last one."""
+    syncs: int = 0
+    """Pauses of the policy, in all their modes, that ended in a new version."""
     turns: int = 0
     calls: int = 0
     ended: Counter[str] = field(default_factory=Counter[str])
@@ -67,7 +71,7 @@ class Report:
         flights = f"{min(self.in_flight, default=0)}..{max(self.in_flight, default=0)}"
         return (
             f"seed {self.seed}: {self.kills} kills with {flights} calls in flight, "
-            f"{self.kills_in_recovery} more in recovery, {self.full_disks} full disks, {self.worker_kills} of workers, {self.compactions} compactions; "
+            f"{self.kills_in_recovery} more in recovery, {self.full_disks} full disks, {self.worker_kills} of workers, {self.compactions} compactions, {self.syncs} weight updates; "
             f"{self.turns} turns, {self.calls} calls, {dict(self.ended)}; "
             f"{self.spans} spans accepted, {self.continued} deliveries that went on from some; "
             f"{len(self.faults)} faults"
@@ -127,6 +131,7 @@ class Storm:
             for _ in range(self._worker_count):
                 self._workers.append(await self._start_worker())
             running = [asyncio.ensure_future(agent.run(stop)) for agent in self._agents]
+            running.append(asyncio.ensure_future(self._sync_weights(stop)))
             for _ in range(kills):
                 await self._wait_for_flight()
                 # A random moment, not a wait for a condition.
@@ -202,6 +207,18 @@ class Storm:
         await self._end(self._workers[number])
         self._workers[number] = await self._start_worker()
         self.report.worker_kills += 1
+
+    async def _sync_weights(self, stop: asyncio.Event) -> None:
+        """Pause, and go on with new weights, again and again, whoever is killed meanwhile."""
+        url, key = self._service.control_url, self._service.keys.trainer_key
+        rng, modes = random.Random(self._rng.random()), ("hold", "drain", "requeue")
+        async with TrainerClient(url, key, retry_seconds=120.0) as trainer:
+            while not stop.is_set():
+                await asyncio.sleep(rng.random() * SYNC_SECONDS)
+                await trainer.policy(state="paused", mode=rng.choice(modes))
+                await asyncio.sleep(rng.random() * 0.1)
+                self.report.syncs += 1
+                await trainer.policy(state="running", version=self.report.syncs)
 
     # --- the service ---
 
