@@ -29,7 +29,7 @@ from rock.modelservice.client.client import AdminClient, TrainerClient
 from rock.modelservice.hosting.supervise import LOG_FILE, ServiceProcess
 from rock.modelservice.journal.journal import LOCK_NAME
 from rock.modelservice.journal.segments import FILE_NAME
-from rock.modelservice.wire import Trajectory
+from rock.modelservice.wire import PauseMode, Trajectory
 from tests.modelservice.faults import reconcile
 from tests.modelservice.faults.agents import MANNERS, Agent
 from tests.modelservice.faults.stories import Chronicle, worker_lines
@@ -211,7 +211,8 @@ class Storm:
     async def _sync_weights(self, stop: asyncio.Event) -> None:
         """Pause, and go on with new weights, again and again, whoever is killed meanwhile."""
         url, key = self._service.control_url, self._service.keys.trainer_key
-        rng, modes = random.Random(self._rng.random()), ("hold", "drain", "requeue")
+        rng = random.Random(self._rng.random())
+        modes: tuple[PauseMode, ...] = ("hold", "drain", "requeue")
         async with TrainerClient(url, key, retry_seconds=120.0) as trainer:
             while not stop.is_set():
                 await asyncio.sleep(rng.random() * SYNC_SECONDS)
