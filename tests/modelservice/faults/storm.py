@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from rock import process
 from rock.config import inherited_environment
 from rock.errors import JournalError, ServiceUnavailable
@@ -147,6 +149,7 @@ class Storm:
             stop.set()
             async with asyncio.timeout(2 * GATHER_SECONDS):
                 await asyncio.gather(*running)
+            await self._see_connections_end()
             return await self._look()
         finally:
             for task in running:
@@ -296,6 +299,20 @@ class Storm:
         return True
 
     # --- the end ---
+
+    async def _see_connections_end(self) -> None:
+        """Every agent has hung up: one that is still counted would take room for ever."""
+        headers = {"Authorization": f"Bearer {self._service.keys.trainer_key}"}
+        left = "?"
+        async with httpx.AsyncClient(headers=headers) as client:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(20):
+                    while left != "0.0":
+                        await asyncio.sleep(0.05)
+                        text = (await client.get(f"{self._service.control_url}/metrics")).text
+                        left = text.partition("\nrock_connections ")[2].partition("\n")[0]
+        if left != "0.0":
+            self.report.faults.append(f"{left} connections are counted when all have ended")
 
     async def _look(self) -> dict[str, Trajectory]:
         async with self._admin() as admin:
