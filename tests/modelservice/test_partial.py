@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 
@@ -19,6 +20,7 @@ from rock.modelservice.graph.answer import Delta
 from rock.modelservice.service.service import Call, ModelService, Seen
 from rock.modelservice.states import State
 from rock.modelservice.wire import AssistantMessage, Choice, Completion, Lease, VersionSpan
+from rock.modelservice.wire.interceptors import Interceptor
 from rock.modelservice.wire.partial import Partial, PartialReply, PartialRequest
 from rock.testing.clock import FakeClock
 from rock.testing.service import running_service
@@ -252,6 +254,30 @@ async def test_spans_survive_a_restart_as_the_prefix(tmp_path: Path) -> None:
         assert again.prefix is not None
         assert (again.prefix.content, again.prefix.token_ids) == ("a", [10])
         assert service.session(again.session_id).first_sampled_version == 7  # pyright: ignore[reportArgumentType]
+
+
+async def test_a_rule_made_after_an_agent_has_read_edits_its_answer_not_even_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    rule: Any = {"do": "replace_text", "find": "a", "put": "X"}
+    edit = msgspec.json.decode(
+        msgspec.json.encode({"on": "response", "rules": [rule]}), type=Interceptor
+    )
+    async with running(tmp_path) as service:
+        session = await open_session(service)
+        read, unread = await ask(service, session, HI), await ask(service, session, user("two"))
+        one, two = await claim(service, 2)
+        await send(service, span(one, 0, "a", [10]), span(two, 0, "a", [10]))
+        await read_all(service, read)
+        await service.set_interceptor("late", edit)
+    async with running(tmp_path) as service:
+        for lease in await claim(service, 2):
+            await complete(service, whole(lease, "ab", [10, 11]))
+        said = {
+            call.call_id: [choice.message.content for choice in call.choices]
+            for call in service.trajectory(session.id).calls
+        }
+    assert said == {read.id: ["ab"], unread.id: ["Xb"]}
 
 
 async def test_sending_a_span_again_changes_nothing(tmp_path: Path) -> None:

@@ -444,8 +444,12 @@ class Engine:
         self._check_drained(call.backend)
 
     def _check_drained(self, backend: str) -> None:
-        if backend == TRAINER_BACKEND and self.queue.leased == 0:
+        if backend == TRAINER_BACKEND and len(self.drained) and not self.leased_by(backend):
             self.drained.ring_all()
+
+    def leased_by(self, backend: str) -> int:
+        """Leases that are out on calls of a backend. O(leases)."""
+        return sum(held.ticket.backend == backend for held in self.queue.leases())
 
     def _move(self, call: Call, event: Event) -> None:
         call.move(event)

@@ -194,15 +194,15 @@ class _PlainReply(Parked):
 
     def reply(self) -> Reply:
         call, outcome = self._call, self._call.outcome
+        if not isinstance(outcome, Answer):  # the call has ended, nobody needs to be told
+            assert outcome is not None
+            return self._plane.refusal(outcome, self._dialect)
         try:
-            if not isinstance(outcome, Answer):
-                assert outcome is not None
-                raise outcome
             body = self._renderer.reply(outcome)
-        except RockError as exc:  # the call has ended, nobody needs to be told
-            return self._plane.refusal(exc, self._dialect)
-        except Exception:
+        except Exception as exc:
             self._service.agent_left(call)
+            if isinstance(exc, RockError):
+                return self._plane.refusal(exc, self._dialect)
             raise
         return Reply(
             200,
