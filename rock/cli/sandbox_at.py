@@ -18,7 +18,7 @@ from typing import Protocol
 import typer
 
 from rock.config import read_environment
-from rock.errors import ConfigError, ProviderUnavailable
+from rock.errors import ConfigError, RockError
 from rock.sandbox import api
 from rock.sandbox.box.channel_sandbox import ChannelSandbox
 from rock.sandbox.docker.attached import HereSource, only
@@ -78,16 +78,16 @@ async def sources(url: str | None, key: str | None) -> AsyncGenerator[list[Sourc
 
 
 async def every(places: Sequence[Source]) -> list[tuple[Source, api.SandboxInfo]]:
-    """Each sandbox once. Raises `ProviderUnavailable` if the one place to look does not answer."""
+    """Each sandbox once. Raises what the one place to look does, if there is but one."""
     found: list[tuple[Source, api.SandboxInfo]] = []
     boxes: set[str] = set()
     for place in places:
         try:
             infos = await place.list()
-        except ProviderUnavailable:
+        except RockError:
             if len(places) == 1:
                 raise
-            continue  # a harness that has just ended
+            continue  # a harness that has just ended, or is of another version of rock
         for info in infos:
             if not {info.id, info.box} & boxes:
                 found.append((place, info))

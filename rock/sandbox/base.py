@@ -88,6 +88,8 @@ class Limits:
     pids: int | None = 512
     cpus: float | None = None
     open_files: int | None = 4096
+    disk_bytes: int | None = None
+    """Of all that is written in the sandbox, snapshots of it included; writable mounts are the host's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,7 @@ class LogFiles:
         self.folder = folder
         self.name = name
         self._file_bytes = file_bytes
+        self._prefix = f"{folder}/{name}."
         self._number: int | None = None
         self._failed = False
 
@@ -47,19 +48,33 @@ class LogFiles:
 
     def _write(self, line: bytes) -> None:
         if self._number is None:
-            self._number = max(self._numbers(), default=0)
-        fd = os.open(self._path(self._number), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            self._number = max(self._numbers(), default=-1)
+        while not self._append(self._number, line):
+            # It is full, or gone: another process may have gone on to a later one already.
+            newest = max(self._numbers(), default=-1)
+            self._number = newest if newest > self._number else self._number + 1
+            if self._number > newest:
+                self._begin(self._number)
+
+    def _append(self, number: int, line: bytes) -> bool:
+        """False if that file is full or not there."""
         try:
+            fd = os.open(f"{self._prefix}{number}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            if os.fstat(fd).st_size >= self._file_bytes:
+                return False
             os.write(fd, line)
-            full = os.fstat(fd).st_size >= self._file_bytes
+            return True
         finally:
             os.close(fd)
-        if full:
-            # Another process may have gone on to the next file already.
-            self._number = max(self._number + 1, max(self._numbers(), default=0))
-            for number in self._numbers():
-                if 0 < number <= self._number - _KEPT_AFTER_THE_FIRST:
-                    self._path(number).unlink(missing_ok=True)
+
+    def _begin(self, number: int) -> None:
+        os.close(os.open(f"{self._prefix}{number}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        for old in self._numbers():
+            if 0 < old <= number - _KEPT_AFTER_THE_FIRST:
+                self._path(old).unlink(missing_ok=True)
 
     def _numbers(self) -> list[int]:
         """Of the files that there are, in order."""

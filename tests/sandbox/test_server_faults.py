@@ -147,11 +147,14 @@ async def test_a_server_that_stops_ends_its_sandboxes_and_tells_who_waits() -> N
     async with serving(SandboxServer(maker, key=KEY)) as url:
         client = RemoteProvider(url, KEY)
         box = await client.create(SandboxSpec())
-        script = ["sh", "-c", "echo before; echo x >up; exec sleep 300"]
-        over_http = asyncio.ensure_future(_exec(url, box.id, script))
-        over_channel = asyncio.ensure_future(box.exec(script, timeout_seconds=60))
+        one, other = (
+            ["sh", "-c", f"echo before; echo x >{name}; exec sleep 300"] for name in ("up", "up2")
+        )
+        over_http = asyncio.ensure_future(_exec(url, box.id, one))
+        over_channel = asyncio.ensure_future(box.exec(other, timeout_seconds=60))
         watching = asyncio.ensure_future(box.read_log(after="0:100000", wait_seconds=25))
         await written(box, "up")
+        await written(box, "up2")
         began = time.monotonic()
     assert time.monotonic() - began < 5
     assert maker.sandboxes() == []

@@ -90,7 +90,7 @@ class StatefulSandbox(Sandbox):
         self.id = box.id
         self.spec = spec
         self.replacement = replacement
-        self._enforced = enforced
+        self.enforced = enforced
         self._stopping: asyncio.Task[None] | None = None
         self._leaving: set[asyncio.Task[None]] = set()
         self._egress: Egress | None = None
@@ -114,14 +114,14 @@ class StatefulSandbox(Sandbox):
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        found = self._enforced.capabilities
+        found = self.enforced.capabilities
         if self.state.in_place:
             found |= IN_PLACE
         return found | PAUSABLE if self.state.pausable else found
 
     @property
     def not_enforced(self) -> tuple[str, ...]:
-        return self._enforced.missing
+        return self.enforced.missing
 
     async def reset(self) -> ResetReceipt:
         self._check_not_stopped()

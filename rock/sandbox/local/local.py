@@ -304,12 +304,14 @@ def _enforced(spec: SandboxSpec, grouped: frozenset[Capability]) -> Enforced:
     """Files are bounded by the size of the sandbox's tmpfs, so a bound on memory is one on disk."""
     limits = spec.limits
     found, missing = set(grouped), list[str]()
-    if limits.memory_bytes is not None:
+    if limits.memory_bytes is not None or limits.disk_bytes is not None:
         found.add(Capability.DISK_LIMIT)
-        if Capability.MEMORY_LIMIT not in grouped:
-            missing.append(
-                "memory_bytes bounds each process and the files, not all processes together"
-            )
+    if limits.disk_bytes is not None:
+        missing.append(
+            "disk_bytes bounds what is written after each snapshot, not all of it together"
+        )
+    if limits.memory_bytes is not None and Capability.MEMORY_LIMIT not in grouped:
+        missing.append("memory_bytes bounds each process and the files, not all processes together")
     if limits.pids is not None and Capability.PIDS_LIMIT not in grouped:
         missing.append("pids bounds the processes of each user inside, not all together")
     if limits.cpus is not None and Capability.CPU_LIMIT not in grouped:
