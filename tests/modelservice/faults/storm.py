@@ -218,7 +218,9 @@ class Storm:
         modes: tuple[PauseMode, ...] = ("hold", "drain", "requeue")
         async with TrainerClient(url, key, retry_seconds=120.0) as trainer:
             while not stop.is_set():
-                await asyncio.sleep(rng.random() * SYNC_SECONDS)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(rng.random() * SYNC_SECONDS):
+                        await stop.wait()
                 await trainer.policy(state="paused", mode=rng.choice(modes))
                 await asyncio.sleep(rng.random() * 0.1)
                 self.report.syncs += 1
