@@ -36,9 +36,11 @@ class LogFiles:
         self._file_bytes = file_bytes
         self._prefix = f"{folder}/{name}."
         self._number: int | None = None
-        self._failed = False
+        self._failed = self._removed = False
 
     def add(self, entry: LogEntry) -> None:
+        if self._removed:
+            return  # a command that ended with its sandbox
         try:
             self._write(_encoder.encode(entry) + b"\n")
         except OSError as exc:
@@ -112,7 +114,8 @@ class LogFiles:
         return bool(self._numbers())
 
     def remove(self) -> None:
-        """Safe to call twice."""
+        """Nothing is taken any more. Safe to call twice."""
+        self._removed = True
         for number in self._numbers():
             self._path(number).unlink(missing_ok=True)
 

@@ -43,6 +43,7 @@ def test_several_writers_share_one_log_within_its_bound(tmp_path: Path) -> None:
     writers[2].add(_entry(300))
     assert [entry.what for entry in writers[1].read(after=page.cursor).entries] == ["300"]
     writers[0].remove()
+    writers[0].add(_entry(301))
     assert [path.name for path in tmp_path.iterdir()] == ["boxer.0"]
 
 
