@@ -261,7 +261,59 @@ async def test_neither_hanging_up_nor_odd_names_keep_an_episode_from_being_count
     assert record.integrity.added == ["conftest.py", "tests/\\udcff\\x1b.py"]
 
 
+@pytest.mark.soak
+async def test_leaving_more_than_can_be_fetched_in_time_is_no_fault_of_the_machine(
+    tmp_path: Path,
+) -> None:
+    make = "import os\nfor i in range(25_000): open(f'{i}', 'w').close()\n"
+    write_tasks(tmp_path, "only", grader={"command": ["false"]})
+    (tmp_path / "many.py").write_text(make)
+    config = run_file(
+        tmp_path,
+        agent={
+            "command": ["python3", "/opt/many.py"],
+            "files": {"/opt/many.py": "many.py"},
+            "requires_model": False,
+        },
+        limits={"export_seconds": 1.0},
+    )
+    async with (
+        ServiceProcess(tmp_path / "service", exit_with_parent=True) as service,
+        new_provider() as provider,
+    ):
+        await run(config, directory=tmp_path / "run", service=address(service), provider=provider)
+    (record,) = read_records(tmp_path / "run")
+    assert (record.outcome.cls, record.outcome.reward) == (OutcomeClass.FAILED, 0.0), record
+    assert record.workspace == "it could not be fetched within 1 s"
+
+
+async def test_work_that_one_part_of_a_grader_runs_cannot_change_what_another_reads(
+    provider: LocalProvider, tmp_path: Path
+) -> None:
+    seen = await exam(
+        provider,
+        tmp_path,
+        'printf \'open("tests/test_calc.py", "w")\' > work.py',
+        grader={
+            "weighted": {
+                "runs": {"grader": {"command": ["python3", "work.py"], "cwd": "{workdir}"}},
+                "tests": {
+                    "grader": {
+                        "command": ["grep", "-q", "add(2, 3) == 5", "tests/test_calc.py"],
+                        "cwd": "{workdir}",
+                    }
+                },
+            },
+            "protect": ["tests/*"],
+        },
+        files=FILES,
+    )
+    assert seen.grade.parts == {"runs": 1.0, "tests": 1.0}, seen.grade
+
+
 OTHERS = [
+    "changes_the_tests_from_another_part",
+    "leaves_more_than_can_be_fetched_in_time",
     "hangs_up_on_the_model",
     "shadows_pytest_of_a_row",
     "gives_git_programs_to_run",

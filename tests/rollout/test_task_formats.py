@@ -223,7 +223,7 @@ ROW: dict[str, Any] = {
     "hints_text": "",
 }
 RUN_TESTS = f"PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 PYTHONPATH={PYTEST_AT}:. /usr/bin/python3 -m pytest -rA tests"
-HERE = {
+HERE: dict[str, Any] = {
     "image": None,
     "workdir": "/workspace",
     "files": {"lib.py": BUGGY, "tests/test_lib.py": OLD_TEST},
@@ -323,7 +323,7 @@ async def test_an_agent_cannot_steer_the_tests_of_a_row(
         STEER[name],
         grader=grader.model_dump(exclude_unset=True),
         mounts=[pytest_mount()],
-        **{k: v for k, v in HERE.items() if k != "image"},
+        **{name: HERE[name] for name in ("workdir", "files", "setup")},
     )
     assert seen.agent.ok, seen.agent
     assert seen.grade.reward == 0.0, seen.grade

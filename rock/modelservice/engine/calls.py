@@ -149,11 +149,11 @@ class Call(Ticket):
         """Connections that wait for this call."""
         self.cut_off = False
         """A restart of the service ended the connection that waited for it."""
+        # How many seconds after it was asked the last connection that waited for it was closed from the
+        # other side; None while one waits, if the reply was written, and after a restart.
         self.left_after: float | None = None
-        """How many seconds after it was asked the last connection that waited for it was closed from the
-        other side; None while one waits, if the reply was written, and after a restart."""
+        # What workers have said while the call was open.
         self.said: Said | None = None
-        """What workers have said while the call was open."""
         self.visible = 0
         """How many spans of that are on disk, so that agents may see them."""
         self.shown = self.streams = False

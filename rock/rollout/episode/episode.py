@@ -247,8 +247,14 @@ class _Attempt:
         most = self.tools.run.keep_workspace_bytes
         if not most:
             return
-        async with self.phases.enter(Phase.EXPORT, self.limits.export_seconds):
-            why_not = await keep_workspace(sandbox, self.task.workdir, self.folder, max_bytes=most)
+        limit = self.limits.export_seconds
+        try:
+            async with self.phases.enter(Phase.EXPORT, limit):
+                why_not = await keep_workspace(
+                    sandbox, self.task.workdir, self.folder, max_bytes=most
+                )
+        except TimeoutError:  # what it left is the agent's choice, and no fault of the machine
+            why_not = f"it could not be fetched within {limit:g} s"
         self.seen.workspace = why_not or "kept"
 
     async def _attach(

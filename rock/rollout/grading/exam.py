@@ -227,11 +227,19 @@ class Exam:
         return result
 
     async def _by_all(self, sandbox: Sandbox, grader: WeightedGrader) -> Grade:
-        """The mean by weight. The first part without a reward decides that there is none."""
+        """The mean by weight. The first part without a reward decides that there is none.
+
+        A part may run the work, so what is protected is put back before each.
+        """
         rewards: dict[str, float] = {}
         details: list[str] = []
         last: Grade | None = None
         for name, part in grader.weighted.items():
+            if rewards:
+                wrong = await _wrong_with(self._protection.put_back(sandbox, note=False))
+                if wrong or not self._protection.findings.restored:
+                    detail = f"before {name}: protected files could not be put back {wrong}".strip()
+                    return Grade(reward=0.0, detail=detail, parts=rewards)
             given = await self._by(sandbox, part.grader, None)
             details.append(f"{name}: {given.detail}")
             if given.reward is None:
