@@ -145,20 +145,17 @@ class Call(Ticket):
         self.chain_class: ChainClass = "main"
         self.asked_at = 0.0
         """On the service's clock; its deadline counts from here."""
-        self.attached = 0
-        """Connections that wait for this call."""
-        self.cut_off = False
-        """A restart of the service ended the connection that waited for it."""
         # How many seconds after it was asked the last connection that waited for it was closed from the
         # other side; None while one waits, if the reply was written, and after a restart.
         self.left_after: float | None = None
         # What workers have said while the call was open.
         self.said: Said | None = None
-        self.visible = 0
-        """How many spans of that are on disk, so that agents may see them."""
-        self.shown = self.streams = False
+        self.visible = self.attached = 0
+        """How many spans of that are on disk, so that agents may see them; connections that wait for this call."""
+        self.shown = self.streams = self.cut_off = False
         """A connection has read of it, in this run or an earlier one: the answer must begin with it. A
-        connection would read it as it comes; unknown after a restart."""
+        connection would read it as it comes; unknown after a restart. A restart of the service ended the
+        connection that waited for it."""
         self.stored: Answer | RockError | None = None
         """How the call ended; visible to agents once it is on disk, as `outcome`."""
         self.outcome: Answer | RockError | None = None
