@@ -47,6 +47,7 @@ from rock.rollout.tasks import load_tasks
 from rock.sandbox.base import Provider
 from rock.sandbox.doctor import choose_provider, providers
 from rock.sandbox.pool import PooledProvider
+from rock.sandbox.remote import door
 from rock.secrets import register
 
 EXIT_FINISHED = 0
@@ -123,6 +124,7 @@ async def run(
                 maker = await stack.enter_async_context(
                     PooledProvider(maker, config.pool.policy(), owns_inner=False)
                 )
+            await stack.enter_async_context(door.opened(maker))
             address = service or await stack.enter_async_context(
                 _service(opened.path, config, _models(config, tasks))
             )

@@ -20,7 +20,7 @@ from rock.rollout.run import run
 from rock.sandbox.base import Provider
 from rock.sandbox.docker import DockerProvider
 from rock.sandbox.local import LocalProvider
-from tests.conftest import TEST_IMAGE
+from tests.needs import TEST_IMAGE
 from tests.rollout.exams import Graded, exam, pytest_mount
 from tests.rollout.hostile import FILES, FORGED, GRADER, LEFT, NO_SOLUTION, PREPARED, SCORE
 from tests.rollout.live import address, answering, new_provider, run_file, write_tasks

@@ -323,7 +323,9 @@ async def test_an_agent_cannot_steer_the_tests_of_a_row(
         STEER[name],
         grader=grader.model_dump(exclude_unset=True),
         mounts=[pytest_mount()],
-        **{name: HERE[name] for name in ("workdir", "files", "setup")},
+        workdir=HERE["workdir"],
+        files=HERE["files"],
+        setup=HERE["setup"],
     )
     assert seen.agent.ok, seen.agent
     assert seen.grade.reward == 0.0, seen.grade
