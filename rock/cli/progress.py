@@ -32,6 +32,7 @@ from rock.rollout.report.events import (
     GroupLeftOut,
     RunEnded,
     RunStarted,
+    TrainerAwaited,
 )
 from rock.types import Clock
 
@@ -181,7 +182,12 @@ def _waits_for(event: RunStarted) -> str:
     if event.trainer_url is None:
         return ""
     keys = event.directory / "service" / "keys.json"
-    at = f"\na trainer is to answer at {event.trainer_url}"
+    what = (
+        "a trainer is to answer"
+        if event.asks_model
+        else "no agent asks a model; a trainer may take the groups"
+    )
+    at = f"\n{what} at {event.trainer_url}"
     return escape(at + (f" (its key is in {keys})" if keys.is_file() else ""))
 
 
@@ -202,6 +208,12 @@ def line_of(event: Event) -> str | None:
             return f"{escape(event.task_id)}: rewards {rewards}"
         case GroupLeftOut():
             return f"[yellow]{escape(f'{event.task_id}: dropped: {event.reason}')}[/]"
+        case TrainerAwaited():
+            groups = f"{event.groups} group{'s' if event.groups > 1 else ''}"
+            return (
+                f"waiting up to {event.seconds:g} s for a trainer to acknowledge {groups} "
+                "(consume_timeout_seconds)"
+            )
         case _:
             return None
 

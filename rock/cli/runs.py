@@ -7,10 +7,10 @@ from pathlib import Path
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from rock.cli.tables import print_table, table_of
 from rock.rollout.records.rundir import read_records
 from rock.rollout.report.overview import Comparison, Overview, compare, find_runs, overview
 from rock.rollout.report.report import Report, Summary
@@ -24,13 +24,12 @@ def list_runs(folder: Path, *, as_json: bool) -> None:
     if not found:
         typer.echo(f"no runs in {folder}")
         return
-    table = _table(
+    table = table_of(
         ("run", "status", "started", "model", "tasks", "done", "valid", "solved", "mean reward")
     )
     for one in found:
         table.add_row(*_cells(one))
-    # Wide rows are cut by the terminal, never by us: paths are there to be copied.
-    Console(highlight=False, soft_wrap=True).print(table)
+    print_table(table)
 
 
 def _cells(one: Overview) -> list[str]:
@@ -55,10 +54,9 @@ def compare_runs(a: Path, b: Path, *, as_json: bool) -> None:
     if as_json:
         _print_json(found)
         return
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(_totals(a, b, found))
-    console.print()
-    table = _table(("task", "A", "B", "B - A", "valid A", "valid B"))
+    print_table(_totals(a, b, found))
+    typer.echo()
+    table = table_of(("task", "A", "B", "B - A", "valid A", "valid B"))
     for task in found.tasks:
         table.add_row(
             escape(task.task_id),
@@ -68,13 +66,13 @@ def compare_runs(a: Path, b: Path, *, as_json: bool) -> None:
             str(task.valid_a),
             str(task.valid_b),
         )
-    console.print(table)
-    console.print()
-    console.print(_verdict(found))
+    print_table(table)
+    typer.echo()
+    typer.echo(_verdict(found))
 
 
 def _totals(a: Path, b: Path, found: Comparison) -> Table:
-    table = _table(("", f"A: {escape(str(a))}", f"B: {escape(str(b))}"))
+    table = table_of(("", f"A: {escape(str(a))}", f"B: {escape(str(b))}"))
     rows: Sequence[tuple[str, Callable[[Report], str]]] = (
         ("valid", lambda r: f"{r.total.valid}/{r.total.episodes} ({r.total.coverage:.0%})"),
         ("solved", lambda r: str(r.total.solved)),
@@ -113,13 +111,6 @@ def _verdict(found: Comparison) -> str:
         f"B - A over {found.compared} tasks: {found.difference:+.3f}{shown}; "
         f"better in {found.better}, worse in {found.worse}"
     )
-
-
-def _table(columns: Sequence[str]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column, no_wrap=True)
-    return table
 
 
 def _print_json(value: object) -> None:

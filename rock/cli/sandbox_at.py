@@ -123,5 +123,5 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def plain(text: str) -> str:
-    """What a sandbox says must not steer the terminal of who looks at it."""
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+    """What a sandbox says must not steer the terminal of who looks at it: `\\n` for a line end, and so on."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

@@ -25,6 +25,8 @@ from rock.modelservice.telemetry import logs
 from rock.modelservice.wire import SessionCreated, SessionLimits, SessionSpec
 
 CONNECT_SECONDS = 2.0
+SILENT_SECONDS = 1.0
+"""A wait that is longer says what it waits for."""
 
 
 def service_dir(given: Path | None) -> Path:
@@ -113,9 +115,16 @@ async def _create(url: str, key: str, spec: SessionSpec) -> SessionCreated:
 
 def wait_for_service(folder: Path, *, wait_seconds: float) -> Ready:
     """Where the service with this state directory listens. Raises ServiceUnavailable."""
-    until = time.monotonic() + wait_seconds
+    began = time.monotonic()
+    said = False
     while (ready := read_ready(folder)) is None or not _listens(ready.control_url):
-        if time.monotonic() >= until:
+        waited = time.monotonic() - began
+        if waited < wait_seconds and waited > SILENT_SECONDS and not said:
+            said = True
+            typer.echo(
+                f"rock: waiting up to {wait_seconds:g} s for a service in {folder}", err=True
+            )
+        if waited >= wait_seconds:
             last = f" (the last one there, pid {ready.pid}, was killed)" if ready else ""
             raise ServiceUnavailable(
                 f"no service is running in {folder}{last}; start one with "

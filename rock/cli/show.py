@@ -9,9 +9,9 @@ import msgspec
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from rock.cli.episodes import find_episode
+from rock.cli.tables import print_table, table_of
 from rock.cli.tokens import print_chain, print_tokens
 from rock.modelservice.wire import Choice, Trajectory, TrajectoryCall
 from rock.rollout.export.formats.line import line
@@ -30,9 +30,8 @@ def show_run(directory: Path, *, as_json: bool) -> None:
         typer.echo(msgspec.json.format(msgspec.json.encode(body), indent=2).decode())
         return
     typer.echo(as_text(report(records)))
-    table = Table(box=None, pad_edge=False)
-    for column in ("episode", "outcome", "reward", "turns", "seconds"):
-        table.add_column(column, justify="left" if column in ("episode", "outcome") else "right")
+    numbers = ("reward", "turns", "seconds")
+    table = table_of(("episode", "outcome", *numbers), numbers=numbers)
     for record in records:
         reward = record.outcome.reward
         table.add_row(
@@ -42,7 +41,7 @@ def show_run(directory: Path, *, as_json: bool) -> None:
             str(record.usage.turns),
             f"{record.seconds:.1f}",
         )
-    Console(highlight=False).print(table)
+    print_table(table)
 
 
 def show_episode(directory: Path, episode: str, *, as_json: bool, tokens: bool) -> None:

@@ -143,7 +143,8 @@ async def run(
             runner = Runner(tasks, opened, tools, chosen=chosen, order=curriculum)
             await runner.plan()
             trainer = address.control_url if config.model == QUEUE else None
-            on_event(_started(opened, runner, maker, trainer))
+            asks = config.agent.solution is None
+            on_event(_started(opened, runner, maker, trainer_url=trainer, asks_model=asks))
             regraded = None
             if chosen.regrade:
                 regraded = await Regrader(tasks, opened, tools).run(runner.planned)
@@ -282,7 +283,12 @@ async def _service(
 
 
 def _started(
-    opened: RunDir, runner: Runner, provider: Provider, trainer_url: str | None
+    opened: RunDir,
+    runner: Runner,
+    provider: Provider,
+    *,
+    trainer_url: str | None,
+    asks_model: bool,
 ) -> RunStarted:
     groups = runner.planned
     return RunStarted(
@@ -293,6 +299,7 @@ def _started(
         episodes=sum(group.plan.size for group in groups),
         done=sum(group.done for group in groups),
         trainer_url=trainer_url,
+        asks_model=asks_model,
     )
 
 

@@ -38,7 +38,7 @@ from rock.rollout.records.ledger import AttemptStarted, EpisodeReopened, GroupDr
 from rock.rollout.records.outcome import RUN_AGAIN, TABLE, OutcomeClass
 from rock.rollout.records.record import Plan, Record, now
 from rock.rollout.records.rundir import RunDir
-from rock.rollout.report.events import AttemptDone, GroupLeftOut
+from rock.rollout.report.events import AttemptDone, GroupLeftOut, TrainerAwaited
 from rock.rollout.room import RoomWatch
 from rock.rollout.scheduler.core import Scheduler
 from rock.rollout.scheduler.plan import Cancel, Decision, Ending, Reopen, Settled, Start
@@ -154,8 +154,7 @@ class Runner:
             if self._failure is not None:
                 await self._last_groups(scheduler, tasks)
                 raise self._failure
-            busy = not scheduler.finished or self._publishing
-            done_since = None if busy else (done_since or clock())
+            done_since = self._done_since(done_since, scheduler, heart)
             if done_since is not None and (
                 not heart.waiting or clock() - done_since >= self._run.consume_timeout_seconds
             ):
@@ -163,6 +162,17 @@ class Runner:
             idle_since = (idle_since or clock()) if scheduler.held_by_trainer else None
             self._check_idle(idle_since)
             await self._sleep(scheduler.next_time(clock()))
+
+    def _done_since(
+        self, before: float | None, scheduler: Scheduler, heart: Heartbeat
+    ) -> float | None:
+        """Since when only the trainer is waited for; said as that begins."""
+        if not scheduler.finished or self._publishing:
+            return None
+        patience = self._run.consume_timeout_seconds
+        if before is None and patience > 0 and (groups := len(heart.waiting)):
+            self._tools.on_event(TrainerAwaited(groups=groups, seconds=patience))
+        return before or self._tools.clock()
 
     async def _last_groups(self, scheduler: Scheduler, tasks: asyncio.TaskGroup) -> None:
         """The run gives up; what is settled by now still goes out."""

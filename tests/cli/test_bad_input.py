@@ -103,6 +103,14 @@ async def test_a_session_without_a_service_says_how_to_start_one(tmp_path: Path)
     assert "rock serve --state-dir" in done.err
 
 
+async def test_a_session_that_waits_for_its_service_says_so(tmp_path: Path) -> None:
+    done = await rock("session", "--state-dir", "s", "--wait-seconds", "1.5", home=tmp_path)
+    assert done.code == 1
+    first, _ = done.err.splitlines()
+    assert first == f"rock: waiting up to 1.5 s for a service in {tmp_path}/s"
+    assert done.out == ""  # that is for a file of variables
+
+
 async def test_a_killed_services_address_is_not_waited_for(tmp_path: Path) -> None:
     state = tmp_path / "s"
     async with ServiceProcess(state) as service:

@@ -21,6 +21,7 @@ from rock.rollout.report.events import (
     PhaseEntered,
     RunEnded,
     RunStarted,
+    TrainerAwaited,
 )
 from rock.rollout.report.report import report
 from rock.testing.clock import FakeClock
@@ -128,6 +129,7 @@ EVENTS: list[Event] = [
     ended(0, DIED),
     GroupDone(group_id="r.0", task_id="[task]", rewards=(1.0, None)),
     GroupAcknowledged(group_id="r.0"),
+    TrainerAwaited(groups=2, seconds=10.0),
     RunEnded(report=report([]), failure=None),
 ]
 
@@ -162,6 +164,7 @@ def test_without_a_terminal_there_are_plain_lines_and_now_and_then_how_far_it_is
         "2 tasks, 10 episodes, 2 done before, sandboxes by local, into /runs/r",
         "task/0: sandbox_died: gone",
         "[task]: rewards 1 -",
+        "waiting up to 10 s for a trainer to acknowledge 2 groups (consume_timeout_seconds)",
     ]
     (status,) = out.getvalue()[len(quiet) :].splitlines()
     assert status.startswith("3 of 10 done (30%)")
@@ -181,6 +184,7 @@ def test_programs_get_every_event_as_one_line_of_json() -> None:
         "attempt_done",
         "group_done",
         "group_acknowledged",
+        "trainer_awaited",
         "run_ended",
     ]
     assert lines[0]["directory"] == "/runs/r"

@@ -69,6 +69,19 @@ def test_json_events_tell_a_whole_run_and_nothing_else_is_printed(real: tuple[Pa
     assert phases["agent"]["episodes"] == 4
 
 
+async def test_a_narrow_terminal_cuts_neither_runs_nor_episodes(tmp_path: Path) -> None:
+    name = "runs/a-run-with-a-name-that-somebody-chose-20261130-025832"
+    task = "a-task-that-is-named-by-its-repository-and-its-commit__1234567890"
+    made(tmp_path / name, **{task: [1.0]})
+    narrow = {"COLUMNS": "40"}
+    for command in (("runs", "list"), ("runs", "compare", name, name)):
+        done = await rock(*command, home=tmp_path, extra=narrow)
+        assert name in done.out, done
+        assert "\N{HORIZONTAL ELLIPSIS}" not in done.out
+    shown = await rock("show", name, home=tmp_path, extra=narrow)
+    assert f"{task}/0" in shown.out
+
+
 @pytest.mark.userns
 async def test_the_report_says_how_long_phases_took_what_it_cost_and_how_sure_it_is(
     real: tuple[Path, Done],

@@ -12,6 +12,7 @@ session may be created twice; the unused one expires.
 from __future__ import annotations
 
 import io
+import logging
 import math
 from collections.abc import Sequence
 from types import TracebackType
@@ -54,7 +55,10 @@ from rock.modelservice.wire.partial import (
 )
 from rock.modelservice.wire.pulse import PulseReply, PulseRequest
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
+SILENT_SECONDS = 3.0
+"""A service that is away for longer is spoken of: else a wrong port looks like an idle trainer."""
 MAX_PIECE_BYTES = 1 << 18
 _BROKEN = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError)
 """What a request over a dead or dying connection raises."""
@@ -70,6 +74,7 @@ class ControlClient:
         self._url = _checked_url(url)
         self._headers = {"Authorization": f"Bearer {_checked_key(key)}"}
         self._retry_seconds = retry_seconds
+        self._said_away = False
         self._http: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -116,19 +121,40 @@ class ControlClient:
             wait=tenacity.wait_exponential(multiplier=0.05, max=1.0)
             + tenacity.wait_random(0, 0.05),
             stop=tenacity.stop_after_delay(self._retry_seconds),
+            before_sleep=self._say_away,
             retry_error_callback=self._unreachable,
         ):
             with attempt:
                 status, raw = await self._once(method, path, data, bound)
-                return _decode(status, raw, reply)
+                decoded = _decode(status, raw, reply)
+                self._say_back()
+                return decoded
         raise ServiceUnavailable(f"{self._url}{path}: no attempt was made")
+
+    def _say_away(self, state: tenacity.RetryCallState) -> None:
+        """Once, whatever number of requests wait for it."""
+        waited = state.seconds_since_start or 0.0
+        if self._said_away or waited < SILENT_SECONDS:
+            return
+        self._said_away = True
+        log.warning(
+            "ModelService at %s does not answer (%s); trying for %.0f s",
+            self._url,
+            _cause_of(state),
+            self._retry_seconds,
+        )
+
+    def _say_back(self) -> None:
+        if self._said_away:
+            self._said_away = False
+            log.warning("ModelService at %s answers again", self._url)
 
     def _unreachable(self, state: tenacity.RetryCallState) -> Any:
         cause = state.outcome.exception() if state.outcome else None
         if isinstance(cause, JournalError):
             raise cause
         raise ServiceUnavailable(
-            f"ModelService at {self._url} does not answer ({type(cause).__name__}: {cause})"
+            f"ModelService at {self._url} does not answer ({_cause_of(state)})"
         ) from cause
 
     async def _once(
@@ -142,6 +168,11 @@ class ControlClient:
             method, URL(self._url + path, encoded=True), data=body, timeout=bound
         ) as response:
             return response.status, await response.read()
+
+
+def _cause_of(state: tenacity.RetryCallState) -> str:
+    cause = state.outcome.exception() if state.outcome else None
+    return f"{type(cause).__name__}: {cause}"
 
 
 def _checked_url(url: str) -> str:

@@ -24,6 +24,8 @@ class RunStarted:
     done: int
     trainer_url: str | None = None
     """Where a trainer is to answer; None where a backend does."""
+    asks_model: bool = True
+    """Whether the agents do; solutions of tasks do not, so that no trainer need come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +90,14 @@ class GroupAcknowledged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerAwaited:
+    """Every episode is over; the trainer gets `seconds` to acknowledge the `groups` that it has not yet."""
+
+    groups: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnded:
     """Every episode has its outcome, or the run gave up; `failure` says why."""
 
@@ -104,6 +114,7 @@ Event: TypeAlias = (
     | GroupDone
     | GroupLeftOut
     | GroupAcknowledged
+    | TrainerAwaited
     | RunEnded
 )
 OnEvent: TypeAlias = Callable[[Event], None]

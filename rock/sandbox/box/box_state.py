@@ -116,7 +116,10 @@ class BoxState:
         layers = self._supports("snapshot")
         async with self._change():
             if (running := await self._running()) > 0:
-                raise SandboxBusy(f"snapshot: {running} processes run and may be writing")
+                raise SandboxBusy(
+                    f"snapshot: {running} processes run and may be writing; "
+                    "ask again when they have ended, or end them first"
+                )
             assert self._top is not None
             written, below = self._top, self._below
             chain = (written, *below)
