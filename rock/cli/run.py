@@ -124,11 +124,17 @@ def until_signalled(work: Coroutine[Any, Any, T]) -> T:
 async def _cancelled_by_signals(work: Coroutine[Any, Any, T]) -> T:
     task = asyncio.current_task()
     assert task is not None
+
+    def stop() -> None:
+        task.cancel()
+        with contextlib.suppress(OSError):  # the terminal may be what is gone
+            typer.echo("rock: stopping; what runs is ended and removed", err=True)
+
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # which is what nohup is for
         numbers.append(signal.SIGHUP)
     for number in numbers:
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        asyncio.get_running_loop().add_signal_handler(number, stop)
     return await work
 
 

@@ -128,7 +128,10 @@ async def test_ctrl_c_says_how_to_go_on_and_a_second_harness_is_refused(tmp_path
         os.kill(first.pid, signal.SIGINT)
         _, err = await asyncio.wait_for(first.communicate(), 30)
     assert first.returncode == 130
-    assert err.decode() == "rock: interrupted; go on with: rock run --resume out\n"
+    assert err.decode().splitlines() == [
+        "rock: stopping; what runs is ended and removed",
+        "rock: interrupted; go on with: rock run --resume out",
+    ]
     state = replay((tmp_path / "out/ledger.jsonl").read_bytes(), source="ledger")[0]
     assert [group.status for group in state.groups.values()] == ["pending"]
 
