@@ -25,7 +25,7 @@ from rock.modelservice.wire import (
 from rock.modelservice.wire.interceptors import Interceptor
 from rock.modelservice.wire.partial import ToolCallDelta
 
-SCHEMA = 3
+SCHEMA = 4
 """Version of these shapes, in the journal's header. A journal with a higher one is refused."""
 
 
@@ -190,13 +190,25 @@ class GroupPublished(_Record, tag="group_published"):
     group: Raw
 
 
+class GroupLeased(_Record, tag="group_leased"):
+    """A group was handed to a trainer; an earlier lease on it is over."""
+
+    group_id: str
+    lease_id: str
+    delivery: int
+
+
 class GroupAcknowledged(_Record, tag="group_acknowledged"):
     group_id: str
     step: int | None = None
+    lease_id: str | None = None
+    """Under which it was acknowledged, so that saying it again after a restart is no conflict."""
 
 
 OfCall = CallLeased | CallPartial | SpansDropped | CallAnswered | CallMoved | CallFailedRecord
 """What happened to a call that is known."""
+
+OfGroup = GroupPublished | GroupLeased | GroupAcknowledged
 
 Record = (
     Booted
@@ -208,8 +220,7 @@ Record = (
     | InterceptorSet
     | InterceptorRemoved
     | PolicyChanged
-    | GroupPublished
-    | GroupAcknowledged
+    | OfGroup
 )
 
 
@@ -231,7 +242,7 @@ def session_of(record: Record) -> str | None:
     match record:
         case SessionOpened() | SessionEnded() | SessionArchived():
             return record.session
-        case Booted() | PolicyChanged() | GroupPublished() | GroupAcknowledged():
+        case Booted() | PolicyChanged() | GroupPublished() | GroupLeased() | GroupAcknowledged():
             return None
         case InterceptorSet() | InterceptorRemoved():
             return None
