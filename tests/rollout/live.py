@@ -11,7 +11,7 @@ from rock.modelservice.client.worker import serve
 from rock.modelservice.hosting.supervise import ServiceProcess
 from rock.modelservice.wire import Lease
 from rock.rollout.run import ServiceAddress
-from rock.rollout.runfile import RunFile, resolve
+from rock.rollout.spec.runfile import RunFile, resolve
 from rock.sandbox.local import LocalProvider
 from rock.testing import ScriptedPolicy
 
