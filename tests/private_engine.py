@@ -17,6 +17,7 @@ import asyncio
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -152,7 +153,7 @@ def _unmount_all(folder: Path) -> None:
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     places = [line.split()[4] for line in lines]
     for place in reversed([place for place in places if place.startswith(f"{folder}/")]):
-        os.spawnlp(os.P_WAIT, "umount", "umount", "--lazy", place)
+        subprocess.run(["umount", "--lazy", place], check=True)
 
 
 @asynccontextmanager
