@@ -22,7 +22,16 @@ from typing import Self
 
 import msgspec
 
-from rock.errors import SandboxFileError, TaskError, UnsafeArchive
+from rock.errors import (
+    BadUser,
+    CapacityExceeded,
+    ConfigError,
+    ProviderUnavailable,
+    SandboxError,
+    SandboxFileError,
+    TaskError,
+    UnsafeArchive,
+)
 from rock.rollout.grading.command import grade_by_command
 from rock.rollout.grading.judge import Bench, Message, grade_by_judge
 from rock.rollout.grading.protection import (
@@ -218,7 +227,12 @@ class Exam:
     async def _fresh(self, stack: AsyncExitStack) -> Sandbox:
         spec = self._setting.spec
         mounts = tuple(mount for mount in spec.mounts if mount.read_only)
-        sandbox = await self._setting.provider.create(replace(spec, mounts=mounts))
+        try:
+            sandbox = await self._setting.provider.create(replace(spec, mounts=mounts))
+        except (CapacityExceeded, ProviderUnavailable, ConfigError, BadUser):
+            raise
+        except SandboxError as exc:  # not the grader's fault
+            raise ProviderUnavailable(f"no fresh sandbox: {exc.message}") from exc
         stack.push_async_callback(sandbox.stop)
         await reach(sandbox, self._setting.reaches.agent)  # of which the setup is a part
         tree = self._stage / "collected"

@@ -28,6 +28,8 @@ from rock.errors import (
     ContextLengthExceeded,
     Forbidden,
     ModelServiceError,
+    ProviderAway,
+    ProviderUnavailable,
     SandboxDied,
     SandboxError,
     SandboxFileError,
@@ -206,7 +208,7 @@ _ErrorRules: TypeAlias = Sequence[tuple[tuple[type[Exception], ...], OutcomeClas
 _BY_ERROR: Mapping[Phase, _ErrorRules] = {
     Phase.PROVISION: [
         ((ConfigError, BadUser), OutcomeClass.TASK_INVALID),
-        ((CapacityExceeded,), OutcomeClass.NO_ROOM),
+        ((CapacityExceeded, ProviderAway), OutcomeClass.NO_ROOM),
         ((SandboxError, TimeoutError, OSError), OutcomeClass.SANDBOX_CREATE_FAILED),
     ],
     Phase.SETUP: [
@@ -227,7 +229,8 @@ _BY_ERROR: Mapping[Phase, _ErrorRules] = {
     Phase.GRADE: [
         ((TimeoutError,), OutcomeClass.SANDBOX_DIED),
         # For the fresh sandbox that some graders want.
-        ((CapacityExceeded,), OutcomeClass.NO_ROOM),
+        ((CapacityExceeded, ProviderAway), OutcomeClass.NO_ROOM),
+        ((ProviderUnavailable,), OutcomeClass.SANDBOX_CREATE_FAILED),
         # A judge is asked through the service.
         ((UpstreamUnauthorized,), OutcomeClass.MODEL_UNAUTHORIZED),
         ((CallFailed, UpstreamError), OutcomeClass.MODEL_FAILED),

@@ -15,7 +15,14 @@ from typing import Any, Literal, TypeVar
 
 import aiohttp
 
-from rock.errors import NotSupported, ProviderUnavailable, RockError, SandboxDied, SandboxError
+from rock.errors import (
+    NotSupported,
+    ProviderAway,
+    ProviderUnavailable,
+    RockError,
+    SandboxDied,
+    SandboxError,
+)
 from rock.sandbox import api
 from rock.sandbox.base import (
     DEFAULT_DIFF_ENTRIES,
@@ -60,13 +67,13 @@ class _Api:
         return self._session
 
     async def ask(self, method: str, path: str, kind: type[T], body: object = None) -> T:
-        """Raises the error that the server answers with, or `ProviderUnavailable`."""
+        """Raises the error that the server answers with, or `ProviderAway`."""
         data = None if body is None else api.encode(body)
         try:
             async with self.session.request(method, self.url + path, data=data) as answer:
                 content = await answer.read()
         except (aiohttp.ClientError, TimeoutError) as exc:
-            raise ProviderUnavailable(
+            raise ProviderAway(
                 f"no sandbox server answers at {self.url} ({exc}); {REMEDY}"
             ) from exc
         if answer.status >= 400:
