@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import yaml
 from pydantic import Field
 
 from rock.config import Strict, inherited_environment, kind_of, validated
@@ -24,6 +23,7 @@ from rock.modelservice.backends.recorded import load_recording
 from rock.modelservice.client.worker import Policy
 from rock.modelservice.policies.faults import Fault, FaultRule, FaultyPolicy
 from rock.modelservice.policies.replay import ReplayPolicy
+from rock.plain import read_yaml
 from rock.secrets import register
 
 QUEUE = "queue"
@@ -93,11 +93,7 @@ def policies_of(
 
 def read_backends(file: Path) -> dict[str, BackendConfig]:
     """Raises ConfigError. A recording's relative path is relative to the file."""
-    try:
-        data: Any = yaml.safe_load(file.read_text())
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as exc:
-        raise ConfigError(f"{file}: expected a YAML file that describes backends: {exc}") from exc
-    found = validated(BackendsFile, data, source=str(file)).backends
+    found = validated(BackendsFile, read_yaml(file), source=str(file)).backends
     if QUEUE in found:
         raise ConfigError(f"{file}: backends.{QUEUE}: is the trainer's; take another name")
     return {

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 from xml.etree import ElementTree
 
+from rock.plain import RepeatedField, each_once
 from rock.rollout.records.evidence import describe
 from rock.rollout.records.outcome import OutcomeClass
 from rock.rollout.spec.graders import Grader
@@ -91,7 +92,9 @@ def from_verdict(nonce: str, result: ExecResult) -> Grade:
 def from_text(text: str, result: ExecResult, where: str) -> Grade:
     """A finite number, alone or as `reward` of a JSON object."""
     try:
-        value = json.loads(text, parse_constant=_no_constant)
+        value = json.loads(text, parse_constant=_no_constant, object_pairs_hook=each_once)
+    except RepeatedField as exc:  # which of the two would be the reward?
+        return broken(f"{where}: {exc}", result)
     except (ValueError, RecursionError):
         return broken(f"{where}: expected a number or a JSON object with 'reward'", result)
     number = number_of(value)

@@ -15,10 +15,10 @@ from pydantic import AfterValidator, Field, model_validator
 from rock.config import Strict, kind_of, read_environment, validated
 from rock.errors import ConfigError
 from rock.modelservice.wire import TRAINED, ChainClass
+from rock.plain import read_yaml
 from rock.rollout.spec.graders import BUILT_IN, QUEUE, AnyGrader, FunctionName, backend
 from rock.rollout.spec.infra import InfraConfig
 from rock.rollout.spec.networks import Reachable, check_run
-from rock.rollout.spec.plain import read_yaml
 from rock.rollout.spec.pooling import PoolConfig
 from rock.rollout.spec.presets import PRESETS, Preset
 from rock.rollout.spec.taskfiles import AbsolutePath, Argument, Seconds, Variables, is_there
