@@ -46,7 +46,7 @@ from rock.rollout.tasks import load_tasks
 from rock.sandbox.base import Provider
 from rock.sandbox.doctor import choose_provider, providers
 from rock.sandbox.pool import PooledProvider
-from rock.secrets import register
+from rock.secrets import MARK, credentials_in, register
 
 EXIT_FINISHED = 0
 EXIT_FAILED = 1
@@ -105,11 +105,13 @@ async def run(
     everything and leaves the directory resumable.
     """
     config, text = _read(source, overrides)
+    _refuse_redacted(config)
     where = directory or config.out or _new_directory(source)
     tasks = load_tasks(config.tasks, base=Path.cwd())
     _refuse_ungraded(config, tasks)
     refuse_wide(config, tasks)
     register(*secret_values([*config.secrets, *_described(config, tasks)]))
+    register(*credentials_in(config.api_base or ""))
     refuse_leaks(config, tasks)
     chosen = chosen or Selection()
     chosen.check(where, {item.task_id for item in tasks})
@@ -163,6 +165,15 @@ def _read(source: Path | RunFile, overrides: Mapping[str, Any] | None) -> tuple[
             RunFile, {**source.model_dump(mode="json"), **overrides}, source="the run file"
         )
     return source, source.model_dump_json(indent=2).encode()  # JSON is YAML, too
+
+
+def _refuse_redacted(config: RunFile) -> None:
+    """A run directory keeps its settings without secrets: what is missing must be given again."""
+    if MARK in (config.api_base or ""):
+        raise ConfigError(
+            "api_base: the run directory keeps it without its password or key; give it again "
+            "(--api-base), or give the run file"
+        )
 
 
 def _new_directory(source: Path | RunFile) -> Path:

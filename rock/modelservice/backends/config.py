@@ -24,7 +24,7 @@ from rock.modelservice.client.worker import Policy
 from rock.modelservice.policies.faults import Fault, FaultRule, FaultyPolicy
 from rock.modelservice.policies.replay import ReplayPolicy
 from rock.plain import read_yaml
-from rock.secrets import register
+from rock.secrets import credentials_in, register
 
 QUEUE = "queue"
 KINDS = ("litellm", "openai", "engine", "replay")
@@ -88,6 +88,7 @@ def policies_of(
     `file` describes others. Raises ConfigError naming the backend."""
     configs = {} if file is None else read_backends(file)
     configs |= {name: BackendConfig(use=name, api_base=api_base) for name in names}
+    register(*credentials_in(api_base or ""))
     return {name: _with_faults(name, config, configs) for name, config in configs.items()}
 
 
@@ -96,6 +97,8 @@ def read_backends(file: Path) -> dict[str, BackendConfig]:
     found = validated(BackendsFile, read_yaml(file), source=str(file)).backends
     if QUEUE in found:
         raise ConfigError(f"{file}: backends.{QUEUE}: is the trainer's; take another name")
+    for config in found.values():
+        register(*credentials_in(config.api_base or ""))
     return {
         name: config.model_copy(update={"use": _beside(file, config.use)})
         for name, config in found.items()
