@@ -12,6 +12,8 @@ from pathlib import Path
 
 from rock.errors import ConfigError, LedgerError
 from rock.modelservice.client.shards import AdminShards
+from rock.rollout.inputs.runfile import RunFile
+from rock.rollout.inputs.task import LoadedTask, digest_of, work_digest_of
 from rock.rollout.records.ledger import (
     AttemptEnded,
     EpisodeReopened,
@@ -28,8 +30,6 @@ from rock.rollout.records.trajectory import rescue
 from rock.rollout.scheduler.core import Scheduler
 from rock.rollout.scheduler.plan import Ending, GroupPlan, SchedulePolicy
 from rock.rollout.scheduler.pool import Curriculum
-from rock.rollout.spec.runfile import RunFile
-from rock.rollout.spec.task import LoadedTask, digest_of, work_digest_of
 
 log = logging.getLogger(__name__)
 

@@ -19,14 +19,14 @@ from rock.rollout.episode.episode import SLACK_SECONDS, Tools
 from rock.rollout.episode.workspace import kept_workspace
 from rock.rollout.grading import Exam, SessionBench, Setting, lay_out
 from rock.rollout.groups import final_record
+from rock.rollout.inputs.networks import reach, reaches_of
+from rock.rollout.inputs.task import LoadedTask, Task
 from rock.rollout.records.evidence import class_of_error, describe
 from rock.rollout.records.ledger import EpisodeRegraded, GroupState
 from rock.rollout.records.outcome import Outcome, OutcomeClass, Phase, graded, outcome_of
 from rock.rollout.records.record import Record, now, seen
 from rock.rollout.records.rundir import RunDir, plan_of
 from rock.rollout.report.events import EpisodeGraded
-from rock.rollout.spec.networks import reach, reaches_of
-from rock.rollout.spec.task import LoadedTask, Task
 from rock.sandbox.base import Sandbox, SandboxSpec
 
 EMPTY_SECONDS = 30.0

@@ -27,6 +27,11 @@ from rock.modelservice.backends.config import read_backends
 from rock.modelservice.client.shards import AdminShards
 from rock.modelservice.hosting.supervise import ServiceProcess, kept_up
 from rock.rollout.episode.episode import Tools
+from rock.rollout.inputs.graders import BUILT_IN, QUEUE
+from rock.rollout.inputs.leaks import refuse_leaks
+from rock.rollout.inputs.networks import refuse_wide
+from rock.rollout.inputs.runfile import RunFile, load_run_file
+from rock.rollout.inputs.task import LoadedTask
 from rock.rollout.planning import Selection
 from rock.rollout.records.durable import write_atomically
 from rock.rollout.records.record import encode
@@ -37,11 +42,6 @@ from rock.rollout.report.report import Report, report
 from rock.rollout.report.text import as_text
 from rock.rollout.runner import Runner
 from rock.rollout.scheduler.pool import Curriculum
-from rock.rollout.spec.graders import BUILT_IN, QUEUE
-from rock.rollout.spec.leaks import refuse_leaks
-from rock.rollout.spec.networks import refuse_wide
-from rock.rollout.spec.runfile import RunFile, load_run_file
-from rock.rollout.spec.task import LoadedTask
 from rock.rollout.tasks import load_tasks
 from rock.sandbox.base import Provider
 from rock.sandbox.doctor import choose_provider, providers

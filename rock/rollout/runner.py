@@ -23,6 +23,8 @@ from rock.rollout.episode.episode import Save, Tools, run_attempt
 from rock.rollout.episode.progress import Handle
 from rock.rollout.groups import Publisher
 from rock.rollout.heartbeat import Heartbeat
+from rock.rollout.inputs.infra import InfraConfig
+from rock.rollout.inputs.task import LoadedTask
 from rock.rollout.planning import (
     Planner,
     Selection,
@@ -41,8 +43,6 @@ from rock.rollout.room import RoomWatch
 from rock.rollout.scheduler.core import Scheduler
 from rock.rollout.scheduler.plan import Cancel, Decision, Ending, Reopen, Settled, Start
 from rock.rollout.scheduler.pool import Curriculum
-from rock.rollout.spec.infra import InfraConfig
-from rock.rollout.spec.task import LoadedTask
 
 MAX_BACKOFF_SECONDS = 60.0
 LONGEST_WAIT_SECONDS = 5.0

@@ -35,8 +35,8 @@ from rock.modelservice.wire import (
 )
 from rock.modelservice.wire.partial import ToolCallDelta
 from rock.rollout.episode.agent import agent_values, open_listener, run_agent
-from rock.rollout.spec.runfile import RunFile
-from rock.rollout.spec.task import Task
+from rock.rollout.inputs.runfile import RunFile
+from rock.rollout.inputs.task import Task
 from rock.sandbox.base import ExecResult, SandboxSpec
 from rock.sandbox.local import LocalProvider
 from rock.testing import ScriptedPolicy

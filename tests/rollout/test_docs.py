@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from rock.rollout.inputs.graders import Grader, JudgeGrader, PythonGrader, WeightedGrader
+from rock.rollout.inputs.runfile import RunFile
+from rock.rollout.inputs.task import Task
 from rock.rollout.records.outcome import TABLE, OutcomeClass
-from rock.rollout.spec.graders import Grader, JudgeGrader, PythonGrader, WeightedGrader
-from rock.rollout.spec.runfile import RunFile
-from rock.rollout.spec.task import Task
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "rollout.md").read_text()

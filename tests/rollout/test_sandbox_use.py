@@ -13,13 +13,13 @@ from rock.errors import ConfigError
 from rock.modelservice.hosting.supervise import ServiceProcess
 from rock.modelservice.policies.scripted import turn_of
 from rock.modelservice.wire import Lease
+from rock.rollout.inputs.networks import CLOSED, Reach, Reaches, reaches_of
+from rock.rollout.inputs.runfile import RunFile
+from rock.rollout.inputs.task import Task
 from rock.rollout.records.outcome import OutcomeClass
 from rock.rollout.records.record import Record
 from rock.rollout.records.rundir import read_records
 from rock.rollout.run import RunResult, resume, run
-from rock.rollout.spec.networks import CLOSED, Reach, Reaches, reaches_of
-from rock.rollout.spec.runfile import RunFile
-from rock.rollout.spec.task import Task
 from rock.sandbox.base import Provider
 from rock.sandbox.capacity import LOCAL_COST, Admission, Cost, Room
 from rock.sandbox.docker import DockerProvider

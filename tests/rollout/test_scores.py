@@ -10,8 +10,8 @@ from rock.config import Strict, validated
 from rock.errors import ConfigError
 from rock.rollout.grading.judge import score_in
 from rock.rollout.grading.scores import from_junit, from_pytest, from_text
+from rock.rollout.inputs.graders import AnyGrader, Grader, WeightedGrader
 from rock.rollout.records.outcome import OutcomeClass
-from rock.rollout.spec.graders import AnyGrader, Grader, WeightedGrader
 from rock.sandbox.base import ExecResult, ExecStatus
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from rock.errors import ConfigError
 from rock.rollout.episode.agent import run_solution
-from rock.rollout.spec.graders import Grader
-from rock.rollout.spec.task import LoadedTask
+from rock.rollout.inputs.graders import Grader
+from rock.rollout.inputs.task import LoadedTask
 from rock.rollout.tasks import load_tasks
 from rock.sandbox.base import ExecResult, Sandbox
 from rock.sandbox.local import LocalProvider

@@ -16,9 +16,9 @@ from typing import Any
 from rock.errors import SandboxDied, SandboxError, TaskError
 from rock.rollout.episode.progress import Handle, Watchdog, until_stuck
 from rock.rollout.episode.python_agent import run_python_agent
+from rock.rollout.inputs.runfile import AgentConfig
+from rock.rollout.inputs.task import LoadedTask, Task
 from rock.rollout.placeholders import fill, fill_all, fill_values
-from rock.rollout.spec.runfile import AgentConfig
-from rock.rollout.spec.task import LoadedTask, Task
 from rock.rollout.staging import upload_files
 from rock.sandbox.base import ExecResult, ExecStatus, Sandbox
 from rock.sandbox.ending import to_the_end

@@ -40,14 +40,14 @@ from rock.rollout.episode.progress import Handle, Watchdog
 from rock.rollout.episode.setups import KeptSetups
 from rock.rollout.episode.workspace import keep_workspace
 from rock.rollout.grading import Exam, Integrity, SessionBench, Setting, lay_out
+from rock.rollout.inputs.networks import reach, reaches_of
+from rock.rollout.inputs.runfile import RunFile
+from rock.rollout.inputs.task import LoadedTask
 from rock.rollout.records.evidence import class_of_error, judge_agent
 from rock.rollout.records.outcome import TABLE, Outcome, OutcomeClass, Phase, graded, outcome_of
 from rock.rollout.records.record import CommandSeen, Plan, Record, Usage, now, seen
 from rock.rollout.records.trajectory import Exported, export, note_session
 from rock.rollout.report.events import OnEvent, PhaseEntered
-from rock.rollout.spec.networks import reach, reaches_of
-from rock.rollout.spec.runfile import RunFile
-from rock.rollout.spec.task import LoadedTask
 from rock.sandbox.base import ExecResult, Origin, Provider, Sandbox, SandboxSpec
 from rock.sandbox.ending import to_the_end
 from rock.secrets import keeping, redact, redact_text

@@ -23,8 +23,8 @@ from typing import Any, cast
 import openai
 
 from rock.errors import SandboxDied, TaskError
-from rock.rollout.spec.functions import load_function
-from rock.rollout.spec.task import Task
+from rock.rollout.inputs.functions import load_function
+from rock.rollout.inputs.task import Task
 from rock.sandbox.base import ExecResult, ExecStatus, Sandbox
 
 

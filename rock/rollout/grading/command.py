@@ -23,9 +23,9 @@ from rock.rollout.grading.scores import (
     scored,
     unusable,
 )
+from rock.rollout.inputs.graders import Grader
 from rock.rollout.placeholders import fill, fill_all, fill_values
 from rock.rollout.records.evidence import describe
-from rock.rollout.spec.graders import Grader
 from rock.rollout.staging import make_writable, upload_files
 from rock.sandbox.base import ExecResult, Sandbox
 

@@ -41,17 +41,17 @@ from rock.rollout.grading.protection import (
 )
 from rock.rollout.grading.python import grade_by_python
 from rock.rollout.grading.scores import Grade, broken
-from rock.rollout.records.durable import write_atomically
-from rock.rollout.records.integrity import Integrity
-from rock.rollout.spec.graders import (
+from rock.rollout.inputs.graders import (
     AnyGrader,
     Grader,
     JudgeGrader,
     PythonGrader,
     WeightedGrader,
 )
-from rock.rollout.spec.networks import CLOSED_ALWAYS, Reaches, reach
-from rock.rollout.spec.task import LoadedTask
+from rock.rollout.inputs.networks import CLOSED_ALWAYS, Reaches, reach
+from rock.rollout.inputs.task import LoadedTask
+from rock.rollout.records.durable import write_atomically
+from rock.rollout.records.integrity import Integrity
 from rock.rollout.staging import stage, upload_files
 from rock.sandbox.base import Provider, Sandbox, SandboxSpec
 

@@ -20,10 +20,10 @@ from typing import Any, TypeVar, cast
 
 from rock.errors import SandboxDied
 from rock.rollout.grading.scores import Grade, broken, number_of
+from rock.rollout.inputs.functions import load_function
+from rock.rollout.inputs.graders import PythonGrader
+from rock.rollout.inputs.task import Task
 from rock.rollout.records.outcome import OutcomeClass
-from rock.rollout.spec.functions import load_function
-from rock.rollout.spec.graders import PythonGrader
-from rock.rollout.spec.task import Task
 from rock.sandbox.base import ExecResult, Sandbox
 
 T = TypeVar("T")

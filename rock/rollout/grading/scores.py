@@ -15,9 +15,9 @@ from typing import Any, cast
 from xml.etree import ElementTree
 
 from rock.plain import RepeatedField, each_once
+from rock.rollout.inputs.graders import Grader
 from rock.rollout.records.evidence import describe
 from rock.rollout.records.outcome import OutcomeClass
-from rock.rollout.spec.graders import Grader
 from rock.sandbox.base import ExecResult, ExecStatus
 
 CANNOT_RUN = (126, 127)

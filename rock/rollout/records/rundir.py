@@ -33,11 +33,11 @@ import msgspec
 from rock import __version__
 from rock.config import validated
 from rock.errors import ConfigError, LedgerError
+from rock.rollout.inputs.changes import differences
+from rock.rollout.inputs.runfile import RunFile
 from rock.rollout.records.durable import write_atomically
 from rock.rollout.records.ledger import Ledger, RunOpened, replay
 from rock.rollout.records.record import Plan, Record, decode, encode, file_name_of, now
-from rock.rollout.spec.changes import differences
-from rock.rollout.spec.runfile import RunFile
 from rock.secrets import redact
 
 SCHEMA = 1

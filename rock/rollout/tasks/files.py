@@ -9,7 +9,7 @@ from typing import Any, cast
 from rock.config import kind_of, validated
 from rock.errors import ConfigError
 from rock.plain import read_json, read_text, read_yaml
-from rock.rollout.spec.task import LoadedTask, Task, check_sources
+from rock.rollout.inputs.task import LoadedTask, Task, check_sources
 from rock.rollout.tasks import harbor, swe_rows
 
 YAML_SUFFIXES = (".yaml", ".yml")

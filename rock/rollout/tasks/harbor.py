@@ -25,8 +25,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from rock.config import kind_of, validated
 from rock.errors import ConfigError
 from rock.plain import read_text
-from rock.rollout.spec.graders import GUARDED
-from rock.rollout.spec.task import LoadedTask, Task, check_sources
+from rock.rollout.inputs.graders import GUARDED
+from rock.rollout.inputs.task import LoadedTask, Task, check_sources
 
 CONFIG = "task.toml"
 TESTS_AT = "/tests"

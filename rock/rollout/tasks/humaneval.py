@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TypedDict, cast
 
 from rock.errors import ConfigError
-from rock.rollout.spec.graders import Grader
-from rock.rollout.spec.task import LoadedTask, Task
-from rock.rollout.spec.taskfiles import TaskFile
+from rock.rollout.inputs.graders import Grader
+from rock.rollout.inputs.task import LoadedTask, Task
+from rock.rollout.inputs.taskfiles import TaskFile
 
 COUNT = 164
 SOLUTION_FILE = "solution.py"

@@ -11,7 +11,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from rock.config import Strict
-from rock.rollout.spec.taskfiles import Seconds
+from rock.rollout.inputs.taskfiles import Seconds
 from rock.sandbox.pool import PoolPolicy
 
 

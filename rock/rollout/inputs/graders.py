@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from rock.config import TAG, Strict
 from rock.errors import ConfigError
-from rock.rollout.spec.taskfiles import (
+from rock.rollout.inputs.taskfiles import (
     AbsolutePath,
     Argument,
     Argv,

@@ -17,9 +17,9 @@ import msgspec
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from rock.config import Strict
-from rock.rollout.spec.graders import AnyGrader
-from rock.rollout.spec.networks import Reachable
-from rock.rollout.spec.taskfiles import (
+from rock.rollout.inputs.graders import AnyGrader
+from rock.rollout.inputs.networks import Reachable
+from rock.rollout.inputs.taskfiles import (
     AbsolutePath,
     Argument,
     Argv,

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from rock.errors import ConfigError
-from rock.rollout.spec.runfile import RunFile
-from rock.rollout.spec.task import LoadedTask, sources_of
+from rock.rollout.inputs.runfile import RunFile
+from rock.rollout.inputs.task import LoadedTask, sources_of
 from rock.secrets import holds, redact
 
 MAX_LOOKED_AT_BYTES = 1024 * 1024

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rock.config import Strict
-from rock.rollout.spec.taskfiles import Seconds
+from rock.rollout.inputs.taskfiles import Seconds
 
 
 class InfraConfig(Strict):

@@ -16,12 +16,12 @@ from rock.config import Strict, kind_of, read_environment, validated
 from rock.errors import ConfigError
 from rock.modelservice.wire import TRAINED, ChainClass
 from rock.plain import read_yaml
-from rock.rollout.spec.graders import BUILT_IN, QUEUE, AnyGrader, FunctionName, backend
-from rock.rollout.spec.infra import InfraConfig
-from rock.rollout.spec.networks import Reachable, check_run
-from rock.rollout.spec.pooling import PoolConfig
-from rock.rollout.spec.presets import PRESETS, Preset
-from rock.rollout.spec.taskfiles import AbsolutePath, Argument, Seconds, Variables, is_there
+from rock.rollout.inputs.graders import BUILT_IN, QUEUE, AnyGrader, FunctionName, backend
+from rock.rollout.inputs.infra import InfraConfig
+from rock.rollout.inputs.networks import Reachable, check_run
+from rock.rollout.inputs.pooling import PoolConfig
+from rock.rollout.inputs.presets import PRESETS, Preset
+from rock.rollout.inputs.taskfiles import AbsolutePath, Argument, Seconds, Variables, is_there
 from rock.sandbox.base import Limits, Mount
 
 Count = Annotated[int, Field(ge=1, le=100_000)]
