@@ -7,7 +7,7 @@
 
 `prepare` hides and keeps safe; `grade` undoes what the agent did to protected files, where asked
 carries the work over into a fresh sandbox, and only then brings the grader in. What was found on the
-way is `integrity`. What was said to a judge is `judge.json` in the attempt's folder.
+way is `integrity`. `keep_judging` writes what was said to a judge to `judge.json` in the attempt's folder.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ from rock.rollout.inputs.networks import CLOSED_ALWAYS, Reaches, reach
 from rock.rollout.inputs.task import LoadedTask
 from rock.rollout.records.durable import write_atomically
 from rock.rollout.records.integrity import Integrity
+from rock.rollout.records.record import numbered
 from rock.rollout.staging import stage, upload_files
 from rock.sandbox.base import Provider, Sandbox, SandboxSpec
 
@@ -126,13 +127,6 @@ class Exam:
 
         Raises `SandboxDied`, `ModelServiceError` and what else is not the work's fault.
         """
-        try:
-            return await self._grade(sandbox)
-        finally:
-            if self._said:
-                await asyncio.to_thread(self._keep_judging)
-
-    async def _grade(self, sandbox: Sandbox) -> Grade:
         async with AsyncExitStack() as stack:
             if self._grader.fresh:
                 try:
@@ -250,11 +244,14 @@ class Exam:
     def _in_workdir(self, path: str) -> str:
         return str(PurePosixPath(self._task.workdir, path))
 
-    def _keep_judging(self) -> None:
+    def keep_judging(self, grading: int = 1) -> None:
+        """Write down what was said to judges, if anything was. Raises `OSError`."""
+        if not self._said:
+            return
         folder = self._setting.folder
         folder.mkdir(parents=True, exist_ok=True)
         text = msgspec.json.format(msgspec.json.encode(self._said), indent=2)
-        write_atomically(folder / "judge.json", text + b"\n")
+        write_atomically(folder / numbered("judge.json", grading), text + b"\n")
 
 
 def _digest_of_tree(tree: Path) -> str:

@@ -1,14 +1,14 @@
 """The run directory: the unit that is started, resumed, looked at and kept.
 
     run.yaml                 the run file as it was given
-    run.json                 run id, versions, every resolved setting
+    run.json                 run id, versions, every resolved setting (run-1.json, …: before a new grader)
     lock                     held (flock) while a harness works here
     ledger.jsonl             the one truth about groups and episodes
     service/                 ModelService's state, when this run started it
     episodes/TASK/INDEX/attempt-N/
         record.json          outcome, times, usage; there only once it is whole
         trajectory.json      every call, and the token rows
-        agent.stdout  agent.stderr  grader.stdout  grader.stderr
+        agent.stdout  agent.stderr  grader.stdout  grader.stderr  judge.json
     report.json  report.txt  the figures of the last finished run
 
 Files that others read are written under another name, synced, and renamed.
@@ -275,9 +275,16 @@ def _continue(path: Path, config: dict[str, Any], may_change: frozenset[str]) ->
         )
     changed = {field: config[field] for field in may_change if config[field] != before.get(field)}
     if changed:
+        _keep_settings(path, info)
         info = msgspec.structs.replace(info, config={**info.config, **changed})
         write_atomically(path / "run.json", encode(info))
     return info
+
+
+def _keep_settings(path: Path, info: RunInfo) -> None:
+    """`run-1.json`, `run-2.json`, …: under which the earlier grades were given."""
+    names = (path / f"run-{number}.json" for number in itertools.count(1))
+    write_atomically(next(name for name in names if not name.exists()), encode(info))
 
 
 def _with_defaults(config: dict[str, Any]) -> dict[str, Any]:
