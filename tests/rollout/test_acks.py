@@ -15,7 +15,7 @@ from rock.config import inherited_environment
 from rock.modelservice.client.client import TrainerClient
 from rock.modelservice.hosting.supervise import ServiceProcess, kept_up
 from rock.modelservice.policies.scripted import turn_of
-from rock.rollout.ledger import replay
+from rock.rollout.records.ledger import replay
 from rock.rollout.run import RunResult, run
 from tests.rollout.acking import STEPS
 from tests.rollout.live import address, answering, run_file, write_tasks
