@@ -156,7 +156,8 @@ def _unless_plain(value: str) -> list[str]:
 class RedactingStream:
     """A text stream that redacts what is written to it; everything else is the stream's own.
 
-    Each write is looked at by itself: a secret that is written in parts is not found.
+    Each write is looked at by itself: a secret that is written in parts is not found. It has no
+    `buffer`: libraries write bytes to that where the locale says ASCII, and nothing would be redacted.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -171,4 +172,6 @@ class RedactingStream:
             self.write(line)
 
     def __getattr__(self, name: str) -> object:
+        if name == "buffer":
+            raise AttributeError(name)
         return getattr(self._stream, name)

@@ -15,16 +15,17 @@ from typing import Any, TypeVar
 import typer
 from rich.console import Console
 
+from rock.cli.output import unheard
 from rock.cli.progress import view_for
 from rock.cli.serve import service_dir, wait_for_service
 from rock.config import read_environment, validated
-from rock.errors import ConfigError
+from rock.errors import ConfigError, RockError
 from rock.modelservice.keys import read_keys
 from rock.rollout.inputs.runfile import RunFile
 from rock.rollout.planning import Selection
 from rock.rollout.records.rundir import read_info
 from rock.rollout.report.text import as_text
-from rock.rollout.run import EXIT_INTERRUPTED, RunResult, ServiceAddress, run
+from rock.rollout.run import EXIT_FAILED, EXIT_INTERRUPTED, RunResult, ServiceAddress, run
 
 T = TypeVar("T")
 
@@ -45,6 +46,7 @@ def run_file(
         raise ConfigError(
             f"--out: expected no other directory than that of --resume (given: {out})"
         )
+    sys.stdout, sys.stderr = unheard(sys.stdout), unheard(sys.stderr)
     with view_for(Console(highlight=False), as_json=as_json) as view:
         work = run(
             source,
@@ -61,6 +63,13 @@ def run_file(
             hint = f"; {_go_on(view.directory)}" if view.directory else ""
             typer.echo(f"rock: interrupted{hint}", err=True)
             raise
+        except RockError as exc:
+            if view.directory is None:
+                raise
+            # The run had begun: a full disk, a service that could not be started again.
+            typer.echo(f"rock: {exc.message}", err=True)
+            typer.echo(f"rock: {_go_on(view.directory)}", err=True)
+            raise typer.Exit(EXIT_FAILED) from exc
     if as_json:
         print_failure(result)
     else:

@@ -25,6 +25,7 @@ from typing import Protocol
 
 import typer
 
+from rock.cli.output import write_raw
 from rock.config import read_environment
 from rock.errors import ConfigError, NotFound, NotSupported
 from rock.sandbox import api
@@ -202,9 +203,7 @@ def run_exec(
             argv, timeout_seconds=timeout_seconds, cwd=cwd, user=user, env=env
         ) as process:
             async for output in process.events():
-                stream = sys.stdout if output.stream == "stdout" else sys.stderr
-                stream.buffer.write(output.data)
-                stream.buffer.flush()
+                write_raw(output.data, to=output.stream)
             return _code(await process.wait())
 
     _end(asyncio.run(_with(url, key, wanted, work)))
@@ -263,8 +262,7 @@ async def _talk(process: Process) -> None:
     tasks = [asyncio.ensure_future(type_on()), asyncio.ensure_future(resize())]
     try:
         async for output in process.events():
-            sys.stdout.buffer.write(output.data)
-            sys.stdout.buffer.flush()
+            write_raw(output.data)
     finally:
         loop.remove_reader(0)
         for task in tasks:

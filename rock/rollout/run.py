@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from rock.config import secret_values, validated
-from rock.errors import ConfigError, ProviderUnavailable
+from rock.errors import ConfigError, LedgerError, ProviderUnavailable
 from rock.modelservice.backends.config import read_backends
 from rock.modelservice.client.shards import AdminShards
 from rock.modelservice.hosting.supervise import ServiceProcess, kept_up
@@ -286,8 +286,11 @@ def _finish(
     opened: RunDir, provider: str, failure: str | None, regraded: Regraded | None
 ) -> RunResult:
     figures = report(read_records(opened.path))
-    write_atomically(opened.path / "report.json", encode(figures))
-    write_atomically(opened.path / "report.txt", as_text(figures).encode())
+    try:
+        write_atomically(opened.path / "report.json", encode(figures))
+        write_atomically(opened.path / "report.txt", as_text(figures).encode())
+    except OSError as exc:
+        raise LedgerError(f"{opened.path}: the report cannot be written: {exc.strerror}") from exc
     state = opened.ledger.state
     return RunResult(
         directory=opened.path,

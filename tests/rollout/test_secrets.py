@@ -251,6 +251,19 @@ def test_what_is_printed_is_redacted(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out == f"key {MARK}\n{MARK}\n"
 
 
+def test_what_a_library_prints_in_an_ascii_locale_is_redacted() -> None:
+    """Such as typer, which writes bytes past a stream that can only say ASCII."""
+    script = (
+        "import sys, typer; from rock.secrets import RedactingStream, register; "
+        f"register({HOSTED!r}); sys.stdout = RedactingStream(sys.stdout); typer.echo({HOSTED!r})"
+    )
+    ascii_only = {"LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, **ascii_only}, capture_output=True
+    )
+    assert done.stdout.decode() == f"{MARK}\n", done.stderr
+
+
 BASE: dict[str, Any] = {"tasks": "t.jsonl", "grader": GRADER}
 TASK = {"task_id": "t", "instruction": "do it"}
 

@@ -209,8 +209,8 @@ class _Attempt:
         async with self.phases.enter(Phase.SETUP, self.limits.setup_seconds):
             session = await self.tools.admin.create_session(self._session_spec(timeout))
             self.seen.session_id = self.handle.session_id = session.session_id
-            await asyncio.to_thread(note_session, self.folder, session.session_id)
         try:
+            await asyncio.to_thread(note_session, self.folder, session.session_id)
             async with AsyncExitStack() as stack:
                 stack.enter_context(keeping(session.key))
                 listener = await self._attach(stack, sandbox, session)

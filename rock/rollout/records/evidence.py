@@ -235,7 +235,9 @@ _BY_ERROR: Mapping[Phase, _ErrorRules] = {
         ((UpstreamUnauthorized,), OutcomeClass.MODEL_UNAUTHORIZED),
         ((CallFailed, UpstreamError), OutcomeClass.MODEL_FAILED),
         ((ModelServiceError,), OutcomeClass.SERVICE_FAILED),
-        ((SandboxError, TaskError, OSError), OutcomeClass.GRADER_BROKEN),
+        ((SandboxError, TaskError), OutcomeClass.GRADER_BROKEN),
+        # Of the harness's own files: a full disk is no fault of the grader's.
+        ((OSError,), OutcomeClass.INTERNAL_ERROR),
     ],
     Phase.TEARDOWN: [],
 }
