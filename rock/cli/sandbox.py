@@ -104,7 +104,7 @@ def run_ps(wanted: str | None, *, url: str | None, key: str | None, as_json: boo
     if wanted is None:
         infos = asyncio.run(_list(url, key))
         if as_json:
-            typer.echo(api.encode(infos))
+            typer.echo(api.encode(infos).decode())
             return
         rows = [
             (
@@ -122,7 +122,7 @@ def run_ps(wanted: str | None, *, url: str | None, key: str | None, as_json: boo
     async def show(sandbox: ChannelSandbox) -> int:
         found = await sandbox.list_processes()
         if as_json:
-            typer.echo(api.encode(found))
+            typer.echo(api.encode(found).decode())
         else:
             _print_processes(found, {})
         return 0

@@ -42,6 +42,7 @@ from rock.rollout.report.report import Report, report
 from rock.rollout.report.text import as_text
 from rock.rollout.runner import Runner
 from rock.rollout.scheduler.pool import Curriculum
+from rock.rollout.staging import remove_left_stages
 from rock.rollout.tasks import load_tasks
 from rock.sandbox.base import Provider
 from rock.sandbox.doctor import choose_provider, providers
@@ -116,6 +117,7 @@ async def run(
     chosen = chosen or Selection()
     chosen.check(where, {item.task_id for item in tasks})
     may_change = frozenset({"grader"}) if chosen.regrade else frozenset[str]()
+    await asyncio.to_thread(remove_left_stages)
     with RunDir.open(where.resolve(), config, source=text, may_change=may_change) as opened:
         async with AsyncExitStack() as stack:
             maker = await _provider(stack, config, provider, docker_host)

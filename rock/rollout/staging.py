@@ -1,8 +1,15 @@
-"""Put a task's files into a sandbox: one tree is laid out on the host and uploaded at once."""
+"""Put a task's files into a sandbox: one tree is laid out on the host and uploaded at once.
+
+The directories on the host name the process they belong to, so that a later one can remove those of a
+process that was killed.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
+import os
 import shutil
 import tempfile
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -12,16 +19,42 @@ from pathlib import Path
 from rock.rollout.inputs.taskfiles import TaskFile
 from rock.sandbox.base import Sandbox
 from rock.sandbox.ending import to_the_end
+from rock.sandbox.owner import Owner, this_host
+
+_PREFIX = "rock-stage"
 
 
 @asynccontextmanager
 async def stage() -> AsyncGenerator[Path, None]:
     """A directory on the host that is gone afterwards, also when the caller is cancelled."""
-    path = Path(tempfile.mkdtemp(prefix="rock-stage-"))  # at once: nobody must lose its name
+    # At once: nobody must lose its name.
+    path = Path(tempfile.mkdtemp(prefix=f"{_name_of(Owner.current())}-"))
     try:
         yield path
     finally:
         await to_the_end(asyncio.to_thread(shutil.rmtree, path, ignore_errors=True))
+
+
+def remove_left_stages() -> int:
+    """Remove what processes of this user left that were killed; how many directories. Blocks."""
+    count = 0
+    ours = f"{_PREFIX}-{_digest(this_host())}-"
+    for path in Path(tempfile.gettempdir()).glob(f"{ours}*"):
+        pid = path.name.removeprefix(ours).partition("-")[0]
+        with contextlib.suppress(OSError):
+            dead = pid.isdigit() and not path.name.startswith(f"{_name_of(Owner.of(int(pid)))}-")
+            if dead and path.lstat().st_uid == os.geteuid():
+                shutil.rmtree(path)
+                count += 1
+    return count
+
+
+def _name_of(owner: Owner) -> str:
+    return f"{_PREFIX}-{_digest(owner.host)}-{owner.pid}-{_digest(owner.start)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
 async def upload_files(
