@@ -35,9 +35,8 @@ async def stage() -> AsyncGenerator[Path, None]:
         await to_the_end(asyncio.to_thread(shutil.rmtree, path, ignore_errors=True))
 
 
-def remove_left_stages() -> int:
-    """Remove what processes of this user left that were killed; how many directories. Blocks."""
-    count = 0
+def remove_left_stages() -> None:
+    """Remove what processes of this user left that were killed. Blocks."""
     ours = f"{_PREFIX}-{_digest(this_host())}-"
     for path in Path(tempfile.gettempdir()).glob(f"{ours}*"):
         pid = path.name.removeprefix(ours).partition("-")[0]
@@ -45,8 +44,6 @@ def remove_left_stages() -> int:
             dead = pid.isdigit() and not path.name.startswith(f"{_name_of(Owner.of(int(pid)))}-")
             if dead and path.lstat().st_uid == os.geteuid():
                 shutil.rmtree(path)
-                count += 1
-    return count
 
 
 def _name_of(owner: Owner) -> str:
