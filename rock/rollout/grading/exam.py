@@ -51,6 +51,7 @@ from rock.rollout.inputs.graders import (
 from rock.rollout.inputs.networks import CLOSED_ALWAYS, Reaches, reach
 from rock.rollout.inputs.task import LoadedTask
 from rock.rollout.records.durable import write_atomically
+from rock.rollout.records.evidence import of_a_living_box
 from rock.rollout.records.integrity import Integrity
 from rock.rollout.records.record import numbered
 from rock.rollout.staging import stage, upload_files
@@ -81,6 +82,7 @@ async def lay_out(sandbox: Sandbox, loaded: LoadedTask) -> None:
         await upload_files(sandbox, task.workdir, task.files, folder=loaded.folder)
     if task.setup:
         result = await sandbox.exec(task.setup, timeout_seconds=SETUP_SECONDS, cwd=task.workdir)
+        of_a_living_box(result, "in its setup")
         if not result.ok:
             reason = (result.stderr or result.stdout).decode(errors="replace").strip()[-500:]
             raise TaskError(f"setup: {result.status} with code {result.exit_code}: {reason}")

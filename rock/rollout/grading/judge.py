@@ -31,6 +31,7 @@ from rock.rollout.grading.scores import Grade, broken, number_of
 from rock.rollout.inputs.graders import JudgeGrader
 from rock.rollout.inputs.task import Task
 from rock.rollout.placeholders import fill
+from rock.rollout.records.evidence import of_a_living_box
 from rock.sandbox.base import Sandbox
 from rock.sandbox.ending import to_the_end
 from rock.secrets import keeping
@@ -143,7 +144,7 @@ async def question(sandbox: Sandbox, grader: JudgeGrader, task: Task) -> list[Me
     if grader.show_diff:
         argv = ["git", "-c", "core.fsmonitor=false", "diff", "--no-ext-diff", "HEAD"]
         result = await sandbox.exec(argv, timeout_seconds=60, cwd=task.workdir)
-        text = _cut(result.stdout, grader.show_bytes)
+        text = _cut(of_a_living_box(result, "before it was judged").stdout, grader.show_bytes)
         parts.append(f"Changes:\n{mark}\n{text}\n{mark}")
     return [
         {"role": "system", "content": _RULES.format(mark=mark, low=low, high=high)},

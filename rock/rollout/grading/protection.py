@@ -20,9 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from rock.errors import BadUser, CommandNotFound, SandboxDied, SandboxFileError, TaskError
+from rock.errors import BadUser, CommandNotFound, SandboxFileError, TaskError
+from rock.rollout.records.evidence import of_a_living_box
 from rock.rollout.records.integrity import MAX_LISTED, Integrity
-from rock.sandbox.base import ExecResult, ExecStatus, Sandbox
+from rock.sandbox.base import ExecResult, Sandbox
 from rock.sandbox.ending import to_the_end
 
 TOOL_SECONDS = 60.0
@@ -109,9 +110,7 @@ async def _tool(
         result = await sandbox.exec(argv, timeout_seconds=TOOL_SECONDS, user=user, cwd=cwd)
     except CommandNotFound as exc:
         raise TaskError(f"the image lacks a program that protection needs: {exc.message}") from exc
-    if result.status is ExecStatus.SANDBOX_DIED:
-        raise SandboxDied("the sandbox died while its files were put in order")
-    return result
+    return of_a_living_box(result, "while its files were put in order")
 
 
 class Protection:

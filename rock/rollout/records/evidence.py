@@ -193,6 +193,14 @@ def describe(end: ExecResult) -> str:
             return "lost its sandbox"
 
 
+def of_a_living_box(result: ExecResult, doing: str) -> ExecResult:
+    """`result`; raises `SandboxDied` where the box died under the command, which could be taken for a
+    command that failed: by a setup, a grader, a judge."""
+    if result.status is ExecStatus.SANDBOX_DIED:
+        raise SandboxDied(f"the sandbox died {doing}")
+    return result
+
+
 def class_of_error(phase: Phase, exc: Exception) -> OutcomeClass:
     """The class of an attempt that an exception ended in `phase`."""
     if isinstance(exc, SandboxDied):
