@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import os
 import shutil
@@ -28,7 +29,7 @@ _PREFIX = "rock-stage"
 async def stage() -> AsyncGenerator[Path, None]:
     """A directory on the host that is gone afterwards, also when the caller is cancelled."""
     # At once: nobody must lose its name.
-    path = Path(tempfile.mkdtemp(prefix=f"{_name_of(Owner.current())}-"))
+    path = Path(tempfile.mkdtemp(prefix=_own_prefix(os.getpid())))
     try:
         yield path
     finally:
@@ -48,6 +49,12 @@ def remove_left_stages() -> None:
 
 def _name_of(owner: Owner) -> str:
     return f"{_PREFIX}-{_digest(owner.host)}-{owner.pid}-{_digest(owner.start)}"
+
+
+@functools.lru_cache(maxsize=1)
+def _own_prefix(pid: int) -> str:
+    """Of this process, which is asked for several times per episode."""
+    return f"{_name_of(Owner.of(pid))}-"
 
 
 def _digest(text: str) -> str:
