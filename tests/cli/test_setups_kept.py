@@ -10,7 +10,7 @@ from rock import process
 from rock.config import inherited_environment
 from tests.cli.command import started
 from tests.cli.test_run import write
-from tests.conftest import TEST_IMAGE
+from tests.needs import TEST_IMAGE
 from tests.rollout.live import wait_until
 
 pytestmark = [pytest.mark.docker, pytest.mark.soak, pytest.mark.timeout(180)]
