@@ -172,15 +172,48 @@ with socket.socket(socket.AF_UNIX) as conn:
 """
 
 
+OWNER_OF_THE_SOCKET = "2147483646"
+
+
 async def test_a_command_cannot_speak_to_the_helper_even_as_root(provider: DockerProvider) -> None:
     assert frames.encode(frames.FrameType.PING) == bytes([1, 0, 0, 0, ord("P")])
     async with await provider.create(SandboxSpec(image=TEST_IMAGE)) as box:
-        as_agent = await box.exec(["python3", "-c", KNOCK], timeout_seconds=10)
-        as_root = await box.exec(["python3", "-c", KNOCK], timeout_seconds=10, user="root")
+        for user in (None, "root"):
+            barred = await box.exec(["python3", "-c", KNOCK], timeout_seconds=10, user=user)
+            assert b"PermissionError" in barred.stderr
+        heard = await box.exec(
+            ["python3", "-c", KNOCK], timeout_seconds=10, user=OWNER_OF_THE_SOCKET
+        )
         assert (await box.exec(["true"], timeout_seconds=10)).ok
-    assert b"PermissionError" in as_agent.stderr
     cut_off = (b"ConnectionReset", b"BrokenPipe")
-    assert as_root.stdout == b"b''\n" or any(name in as_root.stderr for name in cut_off), as_root
+    assert heard.stdout == b"b''\n" or any(name in heard.stderr for name in cut_off), heard
+
+
+IMPOSTOR = """
+import os, socket
+os.rename("/rock/run/box.sock", "/rock/run/old.sock")
+listener = socket.socket(socket.AF_UNIX)
+listener.bind("/rock/run/box.sock")
+listener.listen()
+print("listens", flush=True)
+while True:
+    conn = listener.accept()[0]
+    print(conn.recv(100) or "nothing", flush=True)
+"""
+
+
+async def test_whoever_takes_the_helpers_place_is_told_nothing(provider: DockerProvider) -> None:
+    """As an agent can whose id is that of a harness that is not root: the directory is its own."""
+    async with await provider.create(SandboxSpec(image=TEST_IMAGE)) as box:
+        async with box.stream(
+            ["python3", "-c", IMPOSTOR], timeout_seconds=30, user=OWNER_OF_THE_SOCKET
+        ) as impostor:
+            events = impostor.events()
+            assert (await anext(events)).data == b"listens\n"
+            for attempt in (box.exec(["true"], timeout_seconds=10), box.read_file("/etc/passwd")):
+                with pytest.raises(SandboxDied, match="in the helper's place"):
+                    await attempt
+            assert (await anext(events)).data == b"nothing\n"
 
 
 async def test_an_images_own_variables_and_user_are_the_commands(provider: DockerProvider) -> None:

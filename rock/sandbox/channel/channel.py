@@ -14,7 +14,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from rock.errors import (
     BadUser,
@@ -26,6 +26,7 @@ from rock.errors import (
     SandboxFileError,
 )
 from rock.sandbox.channel import frames, transfer
+from rock.sandbox.channel.connect import Connector
 from rock.sandbox.channel.execution import Executed, Execution, Sink
 from rock.sandbox.channel.frames import ExecRequest, Frame, FrameType, Refusal, Stage
 from rock.sandbox.channel.mux import MuxConnector, Refused
@@ -38,53 +39,6 @@ _INLINE_BYTES = 1024 * 1024
 """Files up to this size are read and written on the event loop: a thread would take longer."""
 T = TypeVar("T")
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
-
-
-class Connector(Protocol):
-    """Makes a new connection to the helper: a non-blocking stream socket, owned by the caller."""
-
-    def __call__(self) -> socket.socket:
-        """Raises `OSError` when the helper is gone, `BlockingIOError` when it has no room yet."""
-        ...
-
-
-def connect_to_path(path: Path) -> Connector:
-    """A connector to the listening unix socket at `path`, which may be longer than an address."""
-
-    def connect() -> socket.socket:
-        conn = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        folder = -1
-        try:
-            folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            conn.connect(f"/proc/self/fd/{folder}/{path.name}")
-        except OSError:
-            conn.close()
-            raise
-        finally:
-            if folder >= 0:
-                os.close(folder)
-        return conn
-
-    return connect
-
-
-def connect_by_control(control: socket.socket) -> Connector:
-    """A connector that passes one end of a new socket pair over the helper's control socket."""
-
-    def connect() -> socket.socket:
-        near, far = socket.socketpair(
-            socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
-        )
-        try:
-            socket.send_fds(control, [b"c"], [far.fileno()])
-        except OSError:
-            near.close()
-            raise
-        finally:
-            far.close()
-        return near
-
-    return connect
 
 
 def refused(refusal: Refusal, what: str) -> SandboxError:

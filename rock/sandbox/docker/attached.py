@@ -17,7 +17,8 @@ from rock.sandbox import api
 from rock.sandbox.box.box_state import BoxState
 from rock.sandbox.box.channel_sandbox import ChannelSandbox, Identity
 from rock.sandbox.box.stateful import Box
-from rock.sandbox.channel.channel import Channel, connect_to_path
+from rock.sandbox.channel.channel import Channel
+from rock.sandbox.channel.connect import PathConnector
 from rock.sandbox.docker import rundir
 from rock.sandbox.docker.container import SOCKET_NAME
 from rock.sandbox.docker.engine import Engine
@@ -43,8 +44,9 @@ class HereSource:
         return found
 
     def attach(self, info: api.SandboxInfo) -> ChannelSandbox:
-        socket = self._base / info.id / "run" / SOCKET_NAME
-        channel = Channel(connect_to_path(socket))
+        folder = self._base / info.id
+        helper_pid = rundir.helper_of(folder)
+        channel = Channel(PathConnector(folder / "run" / SOCKET_NAME, helper_pid))
 
         async def remove() -> None:
             try:

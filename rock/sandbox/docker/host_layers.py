@@ -26,7 +26,8 @@ from rock import process
 from rock.errors import SandboxDied, SandboxError
 from rock.sandbox.box.layering import Layers, open_directory
 from rock.sandbox.channel import frames
-from rock.sandbox.channel.channel import Channel, connect_by_control
+from rock.sandbox.channel.channel import Channel
+from rock.sandbox.channel.connect import connect_by_control
 from rock.sandbox.channel.frames import FrameType
 from rock.sandbox.docker import rundir
 from rock.sandbox.ending import to_the_end

@@ -32,7 +32,8 @@ from rock.sandbox.box.channel_sandbox import ChannelSandbox, common_rlimits
 from rock.sandbox.box.layering import LocalLayers
 from rock.sandbox.box.stateful import NETWORKS, Box, Enforced, StatefulSandbox
 from rock.sandbox.capacity import LOCAL_COST, Admission
-from rock.sandbox.channel.channel import Channel, connect_by_control
+from rock.sandbox.channel.channel import Channel
+from rock.sandbox.channel.connect import connect_by_control
 from rock.sandbox.command import Death, DeathCause
 from rock.sandbox.ending import to_the_end
 from rock.sandbox.helper import helper_path

@@ -171,6 +171,18 @@ s.sendall(b"\\1\\0\\0\\0P"); print(s.recv(100))
 
 
 @CHECKS
+async def nobody_takes_the_helpers_place(subject: Subject) -> None:
+    """Whoever could would be told what the harness does, and would answer for every command."""
+    script = (
+        "rm -f /rock/run/box.sock; mv /rock/run /rock/x; mv /rock /rocks; echo x >/rock/rock-init"
+    )
+    async with await subject.create() as box:
+        for user in (None, *await root_if_possible(box)):
+            await sh(box, script, user=user)
+            assert await output(box, "echo $((6 * 7))") == "42\n"
+
+
+@CHECKS
 async def the_metadata_address_is_not_reached(subject: Subject) -> None:
     async with await subject.create() as box:
         for address in ("169.254.169.254", "169.254.170.2", "100.100.100.200", "10.0.0.1"):
