@@ -204,16 +204,18 @@ while True:
 
 async def test_whoever_takes_the_helpers_place_is_told_nothing(provider: DockerProvider) -> None:
     """As an agent can whose id is that of a harness that is not root: the directory is its own."""
-    async with await provider.create(SandboxSpec(image=TEST_IMAGE)) as box:
-        async with box.stream(
+    async with (
+        await provider.create(SandboxSpec(image=TEST_IMAGE)) as box,
+        box.stream(
             ["python3", "-c", IMPOSTOR], timeout_seconds=30, user=OWNER_OF_THE_SOCKET
-        ) as impostor:
-            events = impostor.events()
-            assert (await anext(events)).data == b"listens\n"
-            for attempt in (box.exec(["true"], timeout_seconds=10), box.read_file("/etc/passwd")):
-                with pytest.raises(SandboxDied, match="in the helper's place"):
-                    await attempt
-            assert (await anext(events)).data == b"nothing\n"
+        ) as impostor,
+    ):
+        events = impostor.events()
+        assert (await anext(events)).data == b"listens\n"
+        for attempt in (box.exec(["true"], timeout_seconds=10), box.read_file("/etc/passwd")):
+            with pytest.raises(SandboxDied, match="in the helper's place"):
+                await attempt
+        assert (await anext(events)).data == b"nothing\n"
 
 
 async def test_an_images_own_variables_and_user_are_the_commands(provider: DockerProvider) -> None:

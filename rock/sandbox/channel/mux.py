@@ -151,15 +151,18 @@ class Mux:
             self._answers.pop(tunnel_id, None)
         if frame.type is not frames.FrameType.FD:
             raise Refused(frame)
+        port_inside = frames.take_u64(frame.body)
         folder = Path(tempfile.mkdtemp(prefix="rock-listen-"))  # 0700: callers are this user's
         self._listeners[tunnel_id] = folder / "door"
         listener = RelayedListener(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         listener.bind(str(folder / "door"))
         listener.listen(1024)
-        listener.inside = ("127.0.0.1", struct.unpack("<Q", frame.body)[0])
+        listener.inside = ("127.0.0.1", port_inside)
         return listener
 
     def _accept(self, listener_id: int, tunnel_id: int) -> None:
+        if tunnel_id < _ACCEPTED or tunnel_id in self._tunnels:
+            raise frames.ProtocolError(f"a caller by the number {tunnel_id}")
         path = self._listeners.get(listener_id)
         conn = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
