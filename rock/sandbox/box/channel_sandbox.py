@@ -71,6 +71,9 @@ _MAX_TIMEOUT_SECONDS = 40 * 24 * 3600.0
 _KEPT_PROCESSES = 100
 _EXIT_CODE_OF_A_KILLED_CHILD = 128 + signal.SIGKILL
 _ROOT = ("root", "0")
+NO_CORE = 1
+"""Bytes of a core dump. With 0 the kernel still starts a host's `core_pattern` program for each crash;
+with 1, which is less than any file of that kind has, it does neither (core(5); fs/coredump.c)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,7 @@ def identity_of(spec: SandboxSpec) -> Identity:
 
 def common_rlimits(limits: Limits) -> tuple[tuple[int, int], ...]:
     """What every provider sets on a command: no core dumps, and the bound on open files."""
-    pairs = [(resource.RLIMIT_CORE, 0)]
+    pairs = [(resource.RLIMIT_CORE, NO_CORE)]
     if limits.open_files is not None:
         pairs.append((resource.RLIMIT_NOFILE, limits.open_files))
     return tuple(pairs)

@@ -325,7 +325,11 @@ def _enforced(spec: SandboxSpec) -> Enforced:
         Capability.CPU_LIMIT: spec.limits.cpus,
     }
     found = frozenset(capability for capability, bound in asked.items() if bound is not None)
-    return Enforced(found | NETWORKS, ("disk space is bounded by the engine's disk only",))
+    missing = (
+        "disk space is bounded by the engine's disk only",
+        "inotify instances and what else the kernel counts by user are shared with other containers",
+    )
+    return Enforced(found | NETWORKS, missing)
 
 
 def _made_of(spec: SandboxSpec, image: Image) -> str:

@@ -46,6 +46,8 @@ from rock.sandbox.state import Capability, ResetTier, Snapshot
 _START_SECONDS = 30.0
 _STOP_SECONDS = 15.0
 _DIAGNOSE_SECONDS = 2.0
+_HARNESS_FILES = 512
+_FEWEST_FILES = 64
 _KILLED = 128 + signal.SIGKILL
 """How the process outside tells of a PID 1 that was killed."""
 _SWITCHES = (
@@ -77,6 +79,7 @@ class LocalProvider(Provider):
         self._sandboxes: dict[str, StatefulSandbox] = {}
         self._admission = admission or Admission(LOCAL_COST, Path("/"))
         self._closed = False
+        _raise_open_files()
         cgroups.remove_leftovers()
         self._slots = random.Random(secrets.randbits(64))
         self._ids_of: dict[str, Ids] = {}
@@ -135,7 +138,7 @@ class LocalProvider(Provider):
             sandbox = ChannelSandbox(
                 made,
                 spec,
-                rlimits=_rlimits(spec),
+                rlimits=_rlimits(spec, by_root=ids.by_root),
                 enforced=_enforced(spec, box.group.enforced),
                 replacement=self._replace,
             )
@@ -266,9 +269,24 @@ def _made_of(spec: SandboxSpec, ids: Ids) -> str:
     return f"local-{hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}"
 
 
-def _rlimits(spec: SandboxSpec) -> tuple[tuple[int, int], ...]:
-    """Processes are counted per user of the sandbox, memory per process: all that needs no cgroup."""
-    pairs = list(common_rlimits(spec.limits))
+def _raise_open_files() -> None:
+    """As far as this process may: each sandbox needs some, and `_rlimits` wants to be below."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _rlimits(spec: SandboxSpec, *, by_root: bool) -> tuple[tuple[int, int], ...]:
+    """Processes are counted per user of the sandbox, memory per process: all that needs no cgroup.
+
+    The kernel lets a user have as many descriptors on their way through sockets as the sender may have
+    open. Not started by root, sandboxes share that count with the harness, so they may have fewer.
+    """
+    limits = spec.limits
+    if not by_root:
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        bound = max(_FEWEST_FILES, soft - _HARNESS_FILES)
+        limits = replace(limits, open_files=min(limits.open_files or bound, bound))
+    pairs = list(common_rlimits(limits))
     if spec.limits.pids is not None:
         pairs.append((resource.RLIMIT_NPROC, spec.limits.pids))
     if spec.limits.memory_bytes is not None:
@@ -290,6 +308,8 @@ def _enforced(spec: SandboxSpec, grouped: frozenset[Capability]) -> Enforced:
         missing.append("pids bounds the processes of each user inside, not all together")
     if limits.cpus is not None and Capability.CPU_LIMIT not in grouped:
         missing.append("cpus is not enforced")
+    if os.statvfs("/proc/sys").f_flag & os.ST_RDONLY:
+        missing.append("inotify instances are shared with other sandboxes: /proc/sys is read-only")
     return Enforced(frozenset(found | NETWORKS), tuple(missing))
 
 
