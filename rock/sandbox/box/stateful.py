@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from rock.errors import NotSupported, SandboxBusy, SandboxDied, SandboxError
+from rock.errors import CapacityExceeded, NotSupported, SandboxBusy, SandboxDied, SandboxError
 from rock.sandbox.base import DEFAULT_DIFF_ENTRIES, Sandbox, SandboxSpec
 from rock.sandbox.box.box_state import BoxState
 from rock.sandbox.box.egress import PORT, Egress
@@ -112,7 +112,7 @@ class StatefulSandbox(Sandbox):
             receipt = await self.state.reset()
             await self.network_of_the_spec()
             return receipt
-        except SandboxBusy:
+        except (SandboxBusy, CapacityExceeded):  # the box is well
             raise
         except SandboxError as exc:
             if self.replacement is None:

@@ -26,7 +26,7 @@ from rock.sandbox.base import Availability, Provider, SandboxSpec
 from rock.sandbox.box.box_state import BoxState
 from rock.sandbox.box.channel_sandbox import AGENT_HOME, ChannelSandbox, Identity
 from rock.sandbox.box.stateful import NETWORKS, Box, Enforced, StatefulSandbox
-from rock.sandbox.capacity import DOCKER_COST, Admission
+from rock.sandbox.capacity import DOCKER_COST, Admission, own_trouble
 from rock.sandbox.channel.channel import KILL_GRACE_SECONDS, Channel
 from rock.sandbox.channel.connect import PathConnector
 from rock.sandbox.channel.mux import MuxConnector
@@ -152,9 +152,12 @@ class DockerProvider(Provider):
         """
         self._check_open()
         check_spec(spec, engine_sockets=[self.engine.address.removeprefix("unix://")])
-        image = await self.images.find(spec.image)
-        with self._admission:
-            sandbox = await self._make(spec, image, snapshot)
+        try:
+            image = await self.images.find(spec.image)
+            with self._admission:
+                sandbox = await self._make(spec, image, snapshot)
+        except OSError as exc:
+            raise own_trouble(exc, "make a sandbox") from exc
         self._heartbeat.start()
         return sandbox
 

@@ -145,11 +145,16 @@ class Keeper:
         """By another process: deleting thousands of files in a thread would hold up the event loop."""
         while self._trash:
             folders, self._trash = self._trash[:REMOVED_AT_ONCE], self._trash[REMOVED_AT_ONCE:]
-            removing = await process.start(
-                ["nice", "rm", "-rf", "--", *folders],
-                env={"PATH": _PATH},
-                stderr=process.DEVNULL,
-            )
+            try:
+                removing = await process.start(
+                    ["nice", "rm", "-rf", "--", *folders],
+                    env={"PATH": _PATH},
+                    stderr=process.DEVNULL,
+                )
+            except OSError as exc:
+                log.warning("layers are deleted later: %s", exc.strerror)
+                self._trash += folders
+                return
             await removing.wait()
 
     async def close(self) -> None:

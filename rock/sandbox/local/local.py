@@ -29,9 +29,9 @@ from rock.errors import ConfigError, ProviderUnavailable, SandboxError
 from rock.sandbox.base import Availability, Provider, SandboxSpec
 from rock.sandbox.box.box_state import BoxState
 from rock.sandbox.box.channel_sandbox import ChannelSandbox, common_rlimits
-from rock.sandbox.box.layering import LocalLayers
+from rock.sandbox.box.layering import LocalLayer, LocalLayers
 from rock.sandbox.box.stateful import NETWORKS, Box, Enforced, StatefulSandbox
-from rock.sandbox.capacity import LOCAL_COST, Admission
+from rock.sandbox.capacity import LOCAL_COST, Admission, own_trouble
 from rock.sandbox.channel.channel import Channel
 from rock.sandbox.channel.connect import connect_by_control
 from rock.sandbox.command import Death, DeathCause
@@ -46,6 +46,7 @@ from rock.sandbox.state import Capability, ResetTier, Snapshot
 _START_SECONDS = 30.0
 _STOP_SECONDS = 15.0
 _DIAGNOSE_SECONDS = 2.0
+_GROUP_SECONDS = 2.0
 _HARNESS_FILES = 512
 _FEWEST_FILES = 64
 _KILLED = 128 + signal.SIGKILL
@@ -78,6 +79,8 @@ class LocalProvider(Provider):
         """`admission` says when this machine is full; by default what it measures."""
         self._sandboxes: dict[str, StatefulSandbox] = {}
         self._admission = admission or Admission(LOCAL_COST, Path("/"))
+        self._kept: set[LocalLayer] = set()
+        """Of sandboxes and snapshots; a snapshot ends with its provider."""
         self._closed = False
         _raise_open_files()
         cgroups.remove_leftovers()
@@ -110,21 +113,29 @@ class LocalProvider(Provider):
         self._check_open()
         check_spec(spec)
         spec = _with_image_path(spec)
-        ids = self._choose_ids(spec, snapshot)
-        resolv_conf = _host_resolv_conf() if spec.network == "full" else ""
-        steps = box_spec.root_steps(spec, resolv_conf=resolv_conf)
-        with self._admission:
-            return await self._make(spec, ids, steps, snapshot)
+        try:
+            ids = self._choose_ids(spec, snapshot)
+            resolv_conf = _host_resolv_conf() if spec.network == "full" else ""
+            steps = box_spec.root_steps(spec, resolv_conf=resolv_conf)
+            with self._admission:
+                return await self._make(spec, ids, steps, snapshot)
+        except OSError as exc:
+            raise own_trouble(exc, "make a sandbox") from exc
 
     async def _make(
         self, spec: SandboxSpec, ids: Ids, steps: Sequence[Step], snapshot: Snapshot | None
     ) -> ChannelSandbox:
         sandbox_id = secrets.token_hex(6)
-        box = _Box(cgroups.make(sandbox_id, spec.limits))
+        group = cgroups.make(sandbox_id, spec.limits)
+        try:
+            box = _Box(group)
+        except OSError:
+            group.remove()
+            raise
         try:
             await box.start(box_spec.encode(spec, ids, steps))
             channel = Channel(connect_by_control(box.control))
-            layers = LocalLayers(channel)
+            layers = LocalLayers(channel, self._kept)
             made_of = _made_of(spec, ids)
             self._ids_of[made_of] = ids
             made = Box(
@@ -156,6 +167,8 @@ class LocalProvider(Provider):
 
     async def _close(self) -> None:
         await asyncio.gather(*(sandbox.stop() for sandbox in list(self._sandboxes.values())))
+        for layer in list(self._kept):
+            layer.take_tree()
 
     async def _replace(self, sandbox: StatefulSandbox) -> tuple[StatefulSandbox, ResetTier]:
         return await self.create(sandbox.spec), ResetTier.REBUILD
@@ -243,7 +256,10 @@ class _Box:
         self._far_end.close()
         if self._process is not None:
             await process.stop(self._process, grace_seconds=_STOP_SECONDS)
-        self.group.remove()
+        # A process that was waited for may be in its group for a moment more.
+        deadline = time.monotonic() + _GROUP_SECONDS
+        while not self.group.remove() and time.monotonic() < deadline:  # noqa: ASYNC110 (no event)
+            await asyncio.sleep(0.01)
 
 
 def _owns_all_ids() -> bool:
