@@ -215,5 +215,5 @@ async def test_a_harness_without_descriptors_does_not_call_its_sandboxes_dead(
         assert await box.read_file("file") == b"y"
         assert (await box.exec(["true"], timeout_seconds=10)).ok
         async with asyncio.timeout(20):
-            while _descriptors() > before:  # a layer is made ready, or freed
+            while _descriptors() > before:  # noqa: ASYNC110 (a layer is made ready, or freed)
                 await asyncio.sleep(0.02)

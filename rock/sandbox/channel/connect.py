@@ -6,11 +6,23 @@ import errno
 import os
 import socket
 import struct
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
 _PEER = struct.Struct("iII")
 """`struct ucred`: pid, uid, gid."""
+
+
+@contextmanager
+def address_of(path: Path) -> Generator[str]:
+    """The address of the unix socket at `path`, which may be longer than an address can be."""
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
 
 
 class Connector(Protocol):
@@ -22,7 +34,7 @@ class Connector(Protocol):
 
 
 class PathConnector:
-    """Connects to the listening unix socket at `path`, which may be longer than an address.
+    """Connects to the listening unix socket at `path`.
 
     Whoever may write to its directory can put another socket, or a link to one, in its place: a
     command that is root inside, or has the id of the harness. So only the process that answered first,
@@ -36,17 +48,13 @@ class PathConnector:
 
     def __call__(self) -> socket.socket:
         conn = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        folder = -1
         try:
-            folder = os.open(self._path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            conn.connect(f"/proc/self/fd/{folder}/{self._path.name}")
+            with address_of(self._path) as address:
+                conn.connect(address)
             self._check_peer(conn)
         except OSError:
             conn.close()
             raise
-        finally:
-            if folder >= 0:
-                os.close(folder)
         return conn
 
     def _check_peer(self, conn: socket.socket) -> None:

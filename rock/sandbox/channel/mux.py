@@ -22,6 +22,7 @@ from typing import Protocol
 
 from rock.errors import SandboxDied
 from rock.sandbox.channel import frames
+from rock.sandbox.channel.connect import address_of
 from rock.sandbox.channel.tunnel import Tunnel
 
 _READ_BYTES = 64 * 1024
@@ -155,7 +156,8 @@ class Mux:
         folder = Path(tempfile.mkdtemp(prefix="rock-listen-"))  # 0700: callers are this user's
         self._listeners[tunnel_id] = folder / "door"
         listener = RelayedListener(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        listener.bind(str(folder / "door"))
+        with address_of(folder / "door") as address:
+            listener.bind(address)
         listener.listen(1024)
         listener.inside = ("127.0.0.1", port_inside)
         return listener
@@ -168,7 +170,8 @@ class Mux:
         try:
             if path is None:
                 raise ConnectionRefusedError
-            conn.connect(str(path))
+            with address_of(path) as address:
+                conn.connect(address)
         except OSError as exc:
             conn.close()
             self._send(MuxType.CLOSE, tunnel_id)
