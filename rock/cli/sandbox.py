@@ -1,4 +1,4 @@
-"""`rock sandbox`: look into sandboxes that run, whoever made them, and serve some to others.
+"""`rock sandbox`: look into sandboxes that run, whoever made them.
 
 Without `--url` these are the docker sandboxes of this user on this machine, and those of a `rock sandbox
 serve` that runs here. Commands keep the exit code of what they ran: 124 is a time-out.
@@ -7,10 +7,8 @@ serve` that runs here. Commands keep the exit code of what they ran: 124 is a ti
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json as jsonlib
 import os
-import secrets
 import shutil
 import signal
 import sys
@@ -26,7 +24,14 @@ from typing import Protocol
 import typer
 
 from rock.config import read_environment
-from rock.errors import ConfigError, NotFound, NotSupported
+from rock.errors import (
+    CommandNotFound,
+    CommandRefused,
+    ConfigError,
+    NotFound,
+    NotSupported,
+    RockError,
+)
 from rock.sandbox import api
 from rock.sandbox.base import SandboxSpec
 from rock.sandbox.box.channel_sandbox import ChannelSandbox
@@ -34,12 +39,11 @@ from rock.sandbox.command import ExecResult, ExecStatus, Process, ProcessInfo, T
 from rock.sandbox.docker.attached import HereSource, ages, cpu_shares, only
 from rock.sandbox.docker.engine import Engine
 from rock.sandbox.docker.reaper import reap
-from rock.sandbox.doctor import choose_provider, providers
 from rock.sandbox.remote.remote import RemoteProvider, RemoteSandbox
-from rock.sandbox.remote.server import SandboxServer, serving
 
 _TIMED_OUT = 124
 _DIED = 125
+_NOT_STARTED = {CommandRefused: 126, CommandNotFound: 127}
 Work = Callable[[ChannelSandbox], Awaitable[int]]
 
 
@@ -49,16 +53,17 @@ class Source(Protocol):
     async def close(self) -> None: ...
 
 
-def _server_dir() -> Path:
+def server_dir() -> Path:
+    """Where a server of this user leaves its key, and its address while it runs."""
     return read_environment().state_dir / "sandbox"
 
 
 def _server_here() -> tuple[str, str] | None:
     """Address and key of the server that runs on this machine, if one does."""
     try:
-        known = jsonlib.loads((_server_dir() / "server.json").read_text())
+        known = jsonlib.loads((server_dir() / "server.json").read_text())
         os.kill(int(known["pid"]), 0)
-        return str(known["url"]), (_server_dir() / "key").read_text().strip()
+        return str(known["url"]), (server_dir() / "key").read_text().strip()
     except (OSError, ValueError, KeyError):
         return None
 
@@ -207,7 +212,11 @@ def run_exec(
                 stream.buffer.flush()
             return _code(await process.wait())
 
-    _end(asyncio.run(_with(url, key, wanted, work)))
+    try:
+        _end(asyncio.run(_with(url, key, wanted, work)))
+    except RockError as exc:  # these are not the command's own codes
+        typer.echo(f"rock: {exc.message}", err=True)
+        raise typer.Exit(_NOT_STARTED.get(type(exc), _DIED)) from exc
 
 
 def _code(result: ExecResult) -> int:
@@ -394,9 +403,13 @@ def run_snapshots(*, url: str | None, key: str | None, drop: Sequence[str]) -> N
     async def work() -> list[api.SnapshotInfo]:
         async with _sources(url, key) as sources:
             servers = [source for source in sources if isinstance(source, RemoteProvider)]
-            for server in servers:
-                for one in drop:
-                    await server.drop_snapshot(one)
+            known = {info.id: server for server in servers for info in await server.snapshots()}
+            for one in drop:
+                if one not in known:
+                    raise NotFound(
+                        f"there is no snapshot {one}; `rock sandbox snapshots` lists them"
+                    )
+                await known[one].drop_snapshot(one)
             return [info for server in servers for info in await server.snapshots()]
 
     rows = [(info.id, ages(info.age_seconds), info.sandbox) for info in asyncio.run(work())]
@@ -438,51 +451,13 @@ def run_create(
     """A sandbox on a server; it lives until it is stopped, or its lease runs out unused."""
 
     async def work() -> None:
-        here = (url, key) if url and key else _server_here()
-        if here is None:
-            raise NotFound("no sandbox server runs here; start one with `rock sandbox serve`")
-        provider = RemoteProvider(*here)
-        try:
-            info = await provider.create_unowned(
+        async with _sources(url, key) as sources:
+            servers = [source for source in sources if isinstance(source, RemoteProvider)]
+            if not servers:
+                raise NotFound("no sandbox server runs here; start one with `rock sandbox serve`")
+            info = await servers[0].create_unowned(
                 SandboxSpec(image=image), lease_seconds, snapshot_id=snapshot
             )
-        finally:
-            await provider.close()
         typer.echo(info.id)
 
     asyncio.run(work())
-
-
-def run_serve(provider: str, *, host: str, port: int, allow_mounts: bool) -> None:
-    """Serve until interrupted; the key is made at the first start and only this user can read it."""
-    asyncio.run(_serve(provider, host, port, allow_mounts))
-
-
-async def _serve(name: str, host: str, port: int, allow_mounts: bool) -> None:
-    folder = _server_dir()
-    folder.mkdir(parents=True, exist_ok=True)
-    key = _key(folder / "key")
-    docker_host = read_environment().docker_host
-    found = {one.name: one for one in providers(docker_host)}
-    chosen = await choose_provider(docker_host) if name == "auto" else found[name]
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    server = SandboxServer(chosen, key=key, allow_mounts=allow_mounts)
-    known = folder / "server.json"
-    async with serving(server, host=host, port=port) as url:
-        known.write_text(jsonlib.dumps({"url": url, "pid": os.getpid()}))
-        typer.echo(f"sandboxes: {url}   (made by {chosen.name}; the key: {folder / 'key'})")
-        typer.echo("Ctrl-C stops it, and every sandbox that it made.")
-        try:
-            await stop.wait()
-        finally:
-            known.unlink(missing_ok=True)
-
-
-def _key(path: Path) -> str:
-    with contextlib.suppress(FileExistsError):
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(fd, "w") as file:
-            file.write(secrets.token_urlsafe(32) + "\n")
-    return path.read_text().strip()

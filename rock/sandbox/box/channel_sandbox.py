@@ -338,7 +338,9 @@ class ChannelSandbox(StatefulSandbox):
     def _path(self, path: str) -> bytes:
         """Absolute inside the sandbox; a relative path starts at the working directory."""
         if not path or "\0" in path:
-            raise SandboxFileError(f"path: got {path!r}, expected a path without NUL")
+            raise SandboxFileError(
+                f"path: got {path!r}, expected one with a character, and without NUL"
+            )
         full = posixpath.join(self.spec.workdir, path)
         try:
             return os.fsencode(full.rstrip("/") or "/")

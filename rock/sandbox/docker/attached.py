@@ -69,9 +69,11 @@ class HereSource:
 
 def only(infos: list[api.SandboxInfo], wanted: str) -> api.SandboxInfo:
     """The sandbox whose id begins with `wanted`. Raises `NotFound`, `SandboxError` if several do."""
-    found = [info for info in infos if info.id.startswith(wanted)]
+    found = [info for info in infos if wanted and info.id.startswith(wanted)]
     if not found:
-        raise NotFound(f"there is no sandbox {wanted}; `rock sandbox ps` lists them")
+        raise NotFound(
+            f"there is no sandbox {wanted or '(empty id)'}; `rock sandbox ps` lists them"
+        )
     if len(found) > 1:
         raise SandboxError(f"{wanted} is the beginning of {len(found)} ids; write more of it")
     return found[0]
