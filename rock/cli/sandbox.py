@@ -43,7 +43,7 @@ from rock.sandbox.remote.remote import RemoteProvider, RemoteSandbox
 
 _TIMED_OUT = 124
 _DIED = 125
-_NOT_STARTED = {CommandRefused: 126, CommandNotFound: 127}
+_NOT_STARTED: dict[type[RockError], int] = {CommandRefused: 126, CommandNotFound: 127}
 Work = Callable[[ChannelSandbox], Awaitable[int]]
 
 

@@ -7,9 +7,11 @@ import contextlib
 import os
 import random
 import resource
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,7 @@ from rock.sandbox.base import Provider, Sandbox, SandboxSpec
 from rock.sandbox.docker import DockerProvider
 from rock.sandbox.local import LocalProvider
 from rock.sandbox.pool import PooledProvider, PoolPolicy
+from rock.sandbox.state import Snapshot
 from tests.conftest import BUSYBOX_IMAGE
 from tests.sandbox.test_soak import Baseline, until_same
 
@@ -33,7 +36,7 @@ PROVIDERS = pytest.mark.parametrize(("make", "spec"), [LOCAL, DOCKER])
 Make = Callable[[], Provider]
 
 
-async def cancel_after(turns: int, work: asyncio.Future[object]) -> None:
+async def cancel_after(turns: int, work: asyncio.Future[Any]) -> None:
     """Let the loop go round so often, then cancel; also twice, as a time-out around a time-out does."""
     for _ in range(turns):
         await asyncio.sleep(0)
@@ -53,10 +56,12 @@ async def test_a_change_of_state_is_done_or_not_done(
     async with make() as provider, await provider.create(spec) as box:
         for turns in range(20):
             await box.write_file("before", b"%d" % turns)
-            work = asyncio.ensure_future(box.snapshot() if what == "snapshot" else box.reset())
+            work: asyncio.Future[Any] = asyncio.ensure_future(
+                box.snapshot() if what == "snapshot" else box.reset()
+            )
             await cancel_after(turns, work)
-            if not work.cancelled() and work.exception() is None and what == "snapshot":
-                work.result().release()
+            if not work.cancelled() and isinstance(made := work.result(), Snapshot):
+                made.release()
             await box.write_file("after", b"%d" % turns)
             changes = {change.path.rpartition("/")[2] for change in (await box.diff()).entries}
             kept = await box.snapshot()
@@ -141,8 +146,6 @@ async def _with_idle_threads() -> None:
 
 
 def _nap() -> None:
-    import time
-
     time.sleep(0.05)
 
 

@@ -212,9 +212,8 @@ async def test_whoever_takes_the_helpers_place_is_told_nothing(provider: DockerP
     ):
         events = impostor.events()
         assert (await anext(events)).data == b"listens\n"
-        for attempt in (box.exec(["true"], timeout_seconds=10), box.read_file("/etc/passwd")):
-            with pytest.raises(SandboxDied, match="in the helper's place"):
-                await attempt
+        with pytest.raises(SandboxDied, match="in the helper's place"):
+            await box.exec(["true"], timeout_seconds=10)
         assert (await anext(events)).data == b"nothing\n"
 
 
