@@ -1,4 +1,4 @@
-"""`rock sandbox serve`: sandboxes of this machine, over HTTP."""
+"""`rock sandbox serve`: sandboxes of this machine for clients elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import typer
 
-from rock.cli.sandbox import server_dir
+from rock.cli.sandbox_at import server_dir
 from rock.config import read_environment
 from rock.errors import ConfigError
 from rock.sandbox.doctor import choose_provider, providers
