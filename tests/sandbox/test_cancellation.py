@@ -22,7 +22,7 @@ from rock.sandbox.docker import DockerProvider
 from rock.sandbox.local import LocalProvider
 from rock.sandbox.pool import PooledProvider, PoolPolicy
 from rock.sandbox.state import Snapshot
-from tests.conftest import BUSYBOX_IMAGE
+from tests.needs import BUSYBOX_IMAGE
 from tests.sandbox.test_soak import Baseline, until_same
 
 LOCAL = pytest.param(LocalProvider, SandboxSpec(), id="local", marks=pytest.mark.userns)

@@ -193,34 +193,6 @@ async def test_a_command_cannot_speak_to_the_helper_even_as_root(provider: Docke
     assert heard.stdout == b"b''\n" or any(name in heard.stderr for name in cut_off), heard
 
 
-IMPOSTOR = """
-import os, socket
-os.rename("/rock/run/box.sock", "/rock/run/old.sock")
-listener = socket.socket(socket.AF_UNIX)
-listener.bind("/rock/run/box.sock")
-listener.listen()
-print("listens", flush=True)
-while True:
-    conn = listener.accept()[0]
-    print(conn.recv(100) or "nothing", flush=True)
-"""
-
-
-async def test_whoever_takes_the_helpers_place_is_told_nothing(provider: DockerProvider) -> None:
-    """As an agent can whose id is that of a harness that is not root: the directory is its own."""
-    async with (
-        await provider.create(SandboxSpec(image=TEST_IMAGE)) as box,
-        box.stream(
-            ["python3", "-c", IMPOSTOR], timeout_seconds=30, user=OWNER_OF_THE_SOCKET
-        ) as impostor,
-    ):
-        events = impostor.events()
-        assert (await anext(events)).data == b"listens\n"
-        with pytest.raises(SandboxDied, match="in the helper's place"):
-            await box.exec(["true"], timeout_seconds=10)
-        assert (await anext(events)).data == b"nothing\n"
-
-
 async def test_an_images_own_variables_and_user_are_the_commands(provider: DockerProvider) -> None:
     tag = f"rock-derived:{uuid.uuid4().hex[:8]}"
     lines = (f"FROM {BUSYBOX_IMAGE}", "ENV COLOUR=red PATH=/bin:/own", "USER 1234:5678")
