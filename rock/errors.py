@@ -42,6 +42,7 @@ failed" are *results*, not errors; an error means that rock, its input or its su
         ├── TaskError               a task's data or grader is broken
         ├── LedgerError             a run directory cannot be used or does not fit the run
         ├── ExportError             an export directory cannot be used or does not fit the export
+        ├── InstallFailed           an agent cannot be installed; has what the installer said last
         ├── EnvironmentFailed       an environment cannot start, does not answer, or raised
         │   └── EnvironmentLost     it crashed and its state cannot be brought back; reset it
         └── RunFailed               a run cannot succeed any more: infrastructure, key, trainer
@@ -337,6 +338,12 @@ class ExportError(RolloutError):
     """The export cannot be written or gone on with."""
 
     code = "export_error"
+
+
+class InstallFailed(RolloutError):
+    """An agent cannot be installed."""
+
+    code = "install_failed"
 
 
 class EnvironmentFailed(RolloutError):

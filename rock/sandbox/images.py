@@ -79,7 +79,7 @@ class Images:
         tag = hashlib.sha256(archive).hexdigest()[:12]
         reference = f"{HOST_IMAGE}:{tag}"
         rundir.prepare_base(self._base)
-        async with _locked(self._base / "host-image.lock", within_seconds=LOCK_SECONDS):
+        async with locked(self._base / "host-image.lock", within_seconds=LOCK_SECONDS):
             found = await self._engine.image(reference)
             if found is None:
                 await self._engine.import_image(archive, HOST_IMAGE, tag)
@@ -90,7 +90,7 @@ class Images:
 
 
 @contextlib.asynccontextmanager
-async def _locked(path: Path, *, within_seconds: float) -> AsyncGenerator[None]:
+async def locked(path: Path, *, within_seconds: float) -> AsyncGenerator[None]:
     """Hold a lock between processes; it goes with the process that holds it."""
     deadline = time.monotonic() + within_seconds
     with path.open("w") as file:
