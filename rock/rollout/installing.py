@@ -25,9 +25,9 @@ from pathlib import Path
 from rock import process
 from rock.config import inherited_environment
 from rock.errors import InstallFailed
-from rock.rollout.presets import LOCKED_PYTHON, LOCKS, NODE, Preset
+from rock.rollout.inputs.presets import LOCKED_PYTHON, LOCKS, NODE, Preset
+from rock.sandbox.docker.images import locked
 from rock.sandbox.ending import to_the_end
-from rock.sandbox.images import locked
 
 SYSTEM_PYTHON = Path("/usr/bin/python3")
 """Sandboxes see the host's /usr, so a Python elsewhere would not be there."""
@@ -98,7 +98,7 @@ async def install(packages: Sequence[Package], folder: Path, *, say: Say) -> Non
     """
     if all(package.is_in(folder) for package in packages):
         return
-    folder.mkdir(parents=True, exist_ok=True)
+    await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
     async with locked(folder / ".lock", within_seconds=LOCK_SECONDS):
         for package in packages:
             if not package.is_in(folder):
@@ -129,7 +129,7 @@ class _Installation:
         self._say(f"{package.name} {package.version}: {size // 1_000_000} MB in {took:.0f} s")
 
     async def _from_pypi(self, package: Package, new: Path) -> None:
-        if not SYSTEM_PYTHON.exists():
+        if not _is_there(SYSTEM_PYTHON):
             raise InstallFailed(
                 f"there is no {SYSTEM_PYTHON}, which sandboxes would run it with; install it into an "
                 f"image: rock agents install {package.name} --image IMAGE"
@@ -141,7 +141,7 @@ class _Installation:
         python = str(new / "bin" / "python")
         # In a sandbox the client is read-only, so bytecode must be there or every start compiles it.
         argv = [uv, "pip", "install", "-q", "--compile-bytecode", "--python", python]
-        pinned = package.lock is not None and LOCKED_PYTHON == await _version_of(python)
+        pinned = package.lock is not None and await _version_of(python) == LOCKED_PYTHON
         wanted = ["--no-deps", "-r", str(package.lock)] if pinned else package.package.split()
         await _run([*argv, *wanted])
 
@@ -149,7 +149,7 @@ class _Installation:
         if not NODE_PACKAGE.is_in(self._folder):
             await self.make(NODE_PACKAGE)
         node = self._folder / NODE_PACKAGE.name
-        new.mkdir()
+        await asyncio.to_thread(new.mkdir)
         npm = [str(node / "bin" / "node"), str(node / _NPM)]
         quiet = ["--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
         await _run(
@@ -173,6 +173,10 @@ class _Installation:
             await _run([*pip, UV])
             (tools / _MARK).touch()
         return tools / "bin"
+
+
+def _is_there(program: Path) -> bool:
+    return program.exists()
 
 
 def _take_place(new: Path, target: Path) -> int:

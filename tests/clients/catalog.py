@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from rock.config import read_environment
+from rock.rollout.inputs.presets import PRESETS
 from rock.rollout.installing import NODE_PACKAGE, Package, lock_of, packages_of
-from rock.rollout.presets import PRESETS
 
 LOCKS = Path(__file__).parent / "locks"
 LIBRARIES = (
