@@ -27,6 +27,7 @@ failed" are *results*, not errors; an error means that rock, its input or its su
     │   └── InvalidTransition       a bug: an event the state table does not list
     ├── SandboxError
     │   ├── ProviderUnavailable     the engine or kernel feature is not there; says the remedy
+    │   ├── BuildFailed             an image could not be built; has the log
     │   ├── CapacityExceeded        this machine has no room for another sandbox
     │   ├── SandboxDied             the box is gone or its helper stopped answering
     │   ├── SandboxBusy             it is paused, changing its state, or running what must not run
@@ -232,6 +233,17 @@ class ProviderUnavailable(SandboxError):
 
     status = 503
     code = "provider_unavailable"
+
+
+class BuildFailed(SandboxError):
+    """An image could not be built."""
+
+    code = "build_failed"
+
+    def __init__(self, message: str | None = None, *, log: str = "") -> None:
+        super().__init__(message)
+        self.log = log
+        """All that the engine said, as far as it is kept."""
 
 
 class SandboxDied(SandboxError):

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from rock import process
 from rock.errors import ConfigError, ProviderUnavailable, SandboxError
-from rock.sandbox.base import Availability, Provider, SandboxSpec
+from rock.sandbox.base import IMAGE_USER, Availability, Provider, SandboxSpec
 from rock.sandbox.box.box_state import BoxState
 from rock.sandbox.box.channel_sandbox import ChannelSandbox, common_rlimits
 from rock.sandbox.box.layering import LocalLayers
@@ -106,6 +106,8 @@ class LocalProvider(Provider):
         self._check_open()
         check_spec(spec)
         spec = _with_image_path(spec)
+        if spec.user == IMAGE_USER:
+            spec = replace(spec, user="root" if spec.image else None)
         ids = self._choose_ids(spec, snapshot)
         resolv_conf = _host_resolv_conf() if spec.network == "full" else ""
         steps = box_spec.root_steps(spec, resolv_conf=resolv_conf)
