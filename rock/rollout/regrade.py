@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from rock.errors import ModelServiceError, SandboxError, SandboxFileError, TaskError, first_error
+from rock.rollout.building import make_ready
 from rock.rollout.episode.episode import SLACK_SECONDS, Tools
 from rock.rollout.episode.workspace import kept_workspace
 from rock.rollout.grading import Exam, SessionBench, Setting, lay_out
@@ -84,8 +85,10 @@ class Regrader:
             await self._enter(group, record, outcome)
 
     async def _grade(self, record: Record, tree: Path) -> tuple[Outcome, Record]:
-        loaded = self._tasks[record.task_id]
-        task, run = loaded.task, self._tools.run
+        run = self._tools.run
+        ready = await make_ready(self._tasks[record.task_id], self._tools.provider, run.build)
+        loaded = ready.loaded
+        task = loaded.task
         grader = task.grader or run.grader
         if grader is None:
             return outcome_of(OutcomeClass.TASK_INVALID, Phase.GRADE), record
@@ -119,6 +122,7 @@ class Regrader:
                 image=task.image or run.image,
                 mounts=run.mounts(),
                 workdir=task.workdir,
+                user=task.user,
                 limits=run.sandbox_limits(),
                 labels=labels,
                 lifetime_seconds=grade_seconds + 2 * run.limits.setup_seconds + 300.0,
