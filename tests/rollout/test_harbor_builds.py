@@ -21,6 +21,7 @@ from rock.sandbox.docker.docker import DockerProvider
 from rock.sandbox.local.local import LocalProvider
 from tests.cli.command import rock
 from tests.rollout.live import address
+from tests.sandbox.test_builds import forget
 
 DOCKERFILE = """\
 FROM rock-test:latest
@@ -92,7 +93,9 @@ async def test_rock_run_builds_the_image_once_and_its_oracle_scores(tmp_path: Pa
     assert [record.outcome.reward for record in records] == [1.0, 1.0]
     logs = {path.read_text() for path in (tmp_path / "out").rglob("build.log")}
     assert len(logs) == 1  # there was one build, whoever waited for it
-    assert "RUN sed -i" in logs.pop()
+    log = logs.pop()
+    assert "RUN sed -i" in log
+    await forget(log)
 
 
 @pytest.mark.docker
@@ -101,6 +104,8 @@ async def test_wrong_solution_does_not_score_in_a_built_image(tmp_path: Path) ->
     async with DockerProvider() as provider:
         record = await ended(tmp_path, provider, agent={"solution": "wrong"})
     assert (record.outcome.cls, record.outcome.reward) == (OutcomeClass.FAILED, 0.0)
+    (log,) = (tmp_path / "run").rglob("build.log")
+    await forget(log.read_text())
 
 
 @pytest.mark.docker

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rock.config import read_environment
 from rock.errors import BuildFailed, ConfigError, ProviderUnavailable
 from rock.sandbox.base import IMAGE_USER, SandboxSpec
 from rock.sandbox.docker.docker import DockerProvider
 from rock.sandbox.docker.dockerfile import bases
+from rock.sandbox.docker.engine import Engine
 from rock.sandbox.pool import PooledProvider
 
 BASE = "rock-busybox:latest"
@@ -33,6 +37,20 @@ def context(folder: Path, dockerfile: str, **files: str) -> Path:
     for name, text in files.items():
         (path / name).write_text(text)
     return path
+
+
+async def forget(log: str) -> None:
+    """Remove the image that the build of this log made."""
+    (tag,) = re.findall(r"Successfully tagged (rock-built:\w+)", log)
+
+    def remove(client: Any) -> None:
+        client.remove_image(tag, force=True)
+
+    engine = Engine(read_environment().docker_host)
+    try:
+        await engine.apart("remove an image", remove)
+    finally:
+        await engine.close()
 
 
 @pytest.mark.docker
@@ -59,6 +77,7 @@ async def test_image_is_built_once_for_all_that_ask_and_runs_as_its_own_user(
         script = 'cat word.txt made.txt; echo more >> word.txt; echo "$LEVEL $(id -u)"'
         result = await sandbox.exec(["sh", "-c", script], timeout_seconds=10)
     assert result.stdout == b"hellomarked\n3 0\n"
+    await forget(first.log)
 
 
 @pytest.mark.docker

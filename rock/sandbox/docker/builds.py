@@ -57,6 +57,8 @@ async def build(
             return str(exc)  # of the directory: no Dockerfile, a file that cannot be read
         except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError) as exc:
             return root_cause(exc)
+        finally:
+            stop.close()
 
     job = asyncio.ensure_future(engine.apart(f"build {tag}", work))
     try:
@@ -96,6 +98,11 @@ class _Stop:
             # It may have been read to its end meanwhile.
             with contextlib.suppress(ValueError, OSError, RuntimeError):
                 self._response.raw.shutdown()
+
+    def close(self) -> None:
+        """The client does not close what was not read to its end."""
+        if self._response is not None:
+            self._response.close()
 
 
 def _what_failed(events: Iterator[dict[str, Any]], say: Callable[[str], None]) -> str | None:
