@@ -14,6 +14,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import json
+import os
 import shutil
 import sys
 import tempfile
@@ -26,12 +28,16 @@ from rock import process
 from rock.config import inherited_environment
 from rock.errors import InstallFailed
 from rock.rollout.inputs.presets import LOCKED_PYTHON, LOCKS, NODE, Preset
-from rock.sandbox.docker.images import locked
+from rock.sandbox.base import BuildNetwork, Built
+from rock.sandbox.docker.images import Images, locked
 from rock.sandbox.ending import to_the_end
 
 SYSTEM_PYTHON = Path("/usr/bin/python3")
 """Sandboxes see the host's /usr, so a Python elsewhere would not be there."""
 UV = "uv==0.13.9"
+IMAGE_ROOT = "/opt/agents"
+"""In an image that an agent is installed into."""
+BUILD_SECONDS = 1800.0
 INSTALL_SECONDS = 900.0
 """For one command of an installation."""
 LOCK_SECONDS = 3600.0
@@ -103,6 +109,78 @@ async def install(packages: Sequence[Package], folder: Path, *, say: Say) -> Non
         for package in packages:
             if not package.is_in(folder):
                 await _Installation(folder, say).make(package)
+
+
+async def build_with(
+    preset: Preset,
+    folder: Path,
+    *,
+    image: str,
+    images: Images,
+    tag: str | None = None,
+    network: BuildNetwork = "engine",
+) -> Built:
+    """An image made of `image` that has the preset for `install: image`.
+
+    What is mounted elsewhere is copied out of `folder`, where it must be installed, so the build needs
+    no network and the program is the same one; the rest is installed by the image's own pip or npm.
+    Raises what `Images.build` raises.
+    """
+    await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+    context = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix=".image-", dir=folder))
+    try:
+        user = (await images.find(image)).user
+        await asyncio.to_thread(_lay_out, preset, folder, context, image, user)
+        return await images.build(
+            context,
+            dockerfile="Dockerfile",
+            timeout_seconds=BUILD_SECONDS,
+            network=network,
+            tag=tag,
+        )
+    finally:
+        await to_the_end(asyncio.to_thread(shutil.rmtree, context, ignore_errors=True))
+
+
+def _lay_out(preset: Preset, folder: Path, context: Path, image: str, user: str) -> None:
+    """A directory to build the image from."""
+    lines = [f"FROM {image}", "USER root"]
+    if preset.mounts:
+        places = {name: f"{IMAGE_ROOT}/{name}" for name in preset.mounts}
+        program = preset.mounted or ""
+        for name, target in preset.mounts.items():
+            shutil.copytree(folder / name, context / name, symlinks=True, copy_function=_link)
+            lines.append(f"COPY {name} {places[name]}")
+            program = program.replace(f"{target}/", f"{places[name]}/")
+        wrapper = context / "wrapper"
+        wrapper.write_text(f'#!/bin/sh\nexec {program} "$@"\n')
+        wrapper.chmod(0o755)
+        lines.append(f"COPY wrapper /usr/local/bin/{preset.in_image}")
+        if preset.from_pypi:
+            # Another version would find no packages: better here than in an episode.
+            python = f"{places[preset.name]}/bin/python"
+            found = next((folder / preset.name / "lib").glob("python*")).name
+            check = f"import sys; sys.exit('{found}' != 'python%d.%d' % sys.version_info[:2])"
+            lines.append(f"RUN {json.dumps([python, '-c', check])}")
+    elif preset.from_pypi:
+        lines.append(
+            "RUN PIP_BREAK_SYSTEM_PACKAGES=1 PIP_ROOT_USER_ACTION=ignore python3 -m "
+            f"pip install --no-cache-dir {preset.package}"
+        )
+    else:
+        lines.append(f"RUN {preset.in_an_image()}")
+    if user:
+        lines.append(f"USER {user}")
+    (context / "Dockerfile").write_text("\n".join([*lines, ""]))
+
+
+def _link(source: str, target: str) -> str:
+    """One more name for the file, which costs nothing; a copy where that cannot be."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        shutil.copy2(source, target)
+    return target
 
 
 class _Installation:
