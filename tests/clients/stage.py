@@ -50,6 +50,7 @@ INSTRUCTION = "Copy nonce.txt to hello.txt with your shell tool, and say when it
 _SHELLS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "codex": ("exec_command", "cmd", {}),
     "claude-code": ("Bash", "command", {"description": "Look and copy"}),
+    "openhands": ("terminal", "command", {}),
     "qwen-code": ("run_shell_command", "command", {"is_background": False}),
     "opencode": ("bash", "command", {"description": "Look and copy"}),
 }
