@@ -41,7 +41,8 @@ def script_of(item: LoadedTask, name: str) -> str:
     """What that solution does, as one script."""
     solution = item.task.solutions[name]
     variables = "".join(f"export {key}={value}\n" for key, value in solution.env.items())
-    source = solution.files["solve.sh"].source if solution.files else None
+    file = solution.files.get("solve.sh" if name == "oracle" else f"{name}.sh")
+    source = file.source if file else None
     script = (item.folder / source).read_text() if source else solution.command[2]
     return variables + script
 
@@ -128,18 +129,21 @@ def whole_files(script: str) -> str:
     return "\n\n".join(f"{name}\n```\n{text}```" for name, text in found)
 
 
-@pytest.mark.parametrize("solution", ["oracle", "wrong"])
-async def test_aider_solves_a_task_when_its_model_knows_how(tmp_path: Path, solution: str) -> None:
+async def test_aider_solves_a_task_when_its_model_knows_how_and_only_then(tmp_path: Path) -> None:
     require("aider")
-    answer = whole_files(scripts(solution)[TASK])
+    answers = [whole_files(scripts("oracle")[TASK]), "I would rather not."]
     async with LocalProvider() as provider:
-        (record,) = await records_of(
-            tmp_path, provider, lambda lease: answer, agent={"preset": "aider"}
+        records = await records_of(
+            tmp_path,
+            provider,
+            lambda lease: answers[int(lease.labels["index"])],
+            agent={"preset": "aider"},
+            episodes_per_task=2,
         )
-    wanted = OutcomeClass.SOLVED if solution == "oracle" else OutcomeClass.FAILED
-    assert record.outcome.cls is wanted
-    assert (record.usage.turns, record.usage.rows) == (1, 1)
-    assert record.integrity is None or not record.integrity.touched
+    classes = [record.outcome.cls for record in records]
+    assert classes == [OutcomeClass.SOLVED, OutcomeClass.FAILED]
+    # When an answer names files that it has not seen, it shows them and asks again.
+    assert [record.usage.rows for record in records] == [record.usage.turns for record in records]
 
 
 async def test_aider_whose_model_fails_is_no_failure_of_the_policy(tmp_path: Path) -> None:
