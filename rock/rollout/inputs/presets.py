@@ -185,7 +185,7 @@ PRESETS: Mapping[str, Preset] = {
                 "{model}",
                 "{instruction}",
             ),
-            env={"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"},
+            env={"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "IS_SANDBOX": "1"},
             mounts={"claude-code": AT},
             mounted=f"{AT}/node_modules/@anthropic-ai/claude-code-linux-x64/claude",
             in_image="claude",
