@@ -25,8 +25,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    style = "|" if "\n" in text else None
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+    return yaml.ScalarNode("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
 
 _Dumper.add_representer(str, _text)
@@ -87,7 +86,7 @@ def show_agent(name: str, into: Path | None, *, as_json: bool) -> None:
     lines.append(f"image      {found['install_into_image']}{needs}")
     if preset.mounted is None:
         lines.append(f"           or {preset.in_an_image()}")
-    text = yaml.dump(
+    text: str = yaml.dump(  # pyright: ignore[reportUnknownMemberType] (its stubs leave `width` open)
         found["run_file"], Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000
     )
     what = f"agent: {{preset: {name}{'' if preset.mounts else ', install: image'}}}"

@@ -88,6 +88,7 @@ class TaskEpisodes:
             image=self._task.image or definition.image,
             mounts=mounts_of(definition),
             workdir=self._task.workdir,
+            env=self._task.env,
             user=self._task.user,
             limits=Limits(memory_bytes=definition.memory_bytes),
             labels={"environment": definition.source[:60]},

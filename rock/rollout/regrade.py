@@ -122,6 +122,7 @@ class Regrader:
                 image=task.image or run.image,
                 mounts=run.mounts(),
                 workdir=task.workdir,
+                env=task.env,
                 user=task.user,
                 limits=run.sandbox_limits(),
                 labels=labels,

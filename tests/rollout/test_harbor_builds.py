@@ -34,7 +34,7 @@ SOLVE = """\
 #!/bin/bash
 set -eu
 ! [ -e /tests ]
-[ "$LEVEL" = 3 ]
+[ "$LEVEL $SIZE" = "3 7" ]
 echo "$(cat greeting.txt) world" > greeting.txt
 """
 TEST = """\
@@ -48,7 +48,7 @@ def harbor_task(folder: Path, dockerfile: str = DOCKERFILE) -> Path:
     """A task whose image was never built before."""
     task = folder / "greet"
     for name, text in {
-        "task.toml": 'schema_version = "1.4"\n[environment]\nbuild_timeout_sec = 60\n',
+        "task.toml": 'schema_version = "1.4"\n[environment]\nbuild_timeout_sec = 60\nenv = {SIZE = "7"}\n',
         "instruction.md": "Greet the world.\n",
         "environment/Dockerfile": dockerfile,
         "environment/greeting.txt": f"hello\n{time.time_ns()}\n",

@@ -83,6 +83,7 @@ def test_a_harbor_directory_becomes_a_task(tmp_path: Path) -> None:
     )
     assert task.instruction == "Write 42 to answer.txt.\n"
     assert task.timeouts.agent_seconds == 33.5
+    assert (task.user, task.env) == ("root", {"LEVEL": "3"})
     assert task.metadata["difficulty"] == "hard"
     assert isinstance(task.grader, Grader)
     assert (task.grader.timeout_seconds, task.grader.fresh) == (44.0, True)

@@ -93,7 +93,12 @@ def nemo(row: dict[str, Any], **outside: Any) -> dict[str, Any]:
         "problem_statement": row["problem_statement"],
         "instance_dict": json.dumps(row),
     }
-    params = {"input": [], "metadata": metadata, "temperature": 0.7, "max_output_tokens": 12288}
+    params: dict[str, Any] = {
+        "input": [],
+        "metadata": metadata,
+        "temperature": 0.7,
+        "max_output_tokens": 12288,
+    }
     agent = {"type": "responses_api_agents", "name": "anyswe_hermes"}
     return {"responses_create_params": params, "agent_ref": agent, **outside}
 

@@ -346,6 +346,7 @@ class _Attempt:
             image=self.task.image or run.image,
             mounts=run.mounts(),
             workdir=self.task.workdir,
+            env=self.task.env,
             user=self.task.user,
             limits=run.sandbox_limits(),
             labels={**self.plan.labels()},

@@ -104,6 +104,8 @@ class Task(Strict):
     image: Argument | None = None
     build: Build | None = None
     """How the image is built, in place of `image`."""
+    env: Variables = Field(default_factory=dict)
+    """Variables of setup, agent and grader, over those of the image."""
     user: Argument | None = None
     """Who setup, agent and grader are, unless they say; `image` is the image's own user, null the
     provider's safe default."""

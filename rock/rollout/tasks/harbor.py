@@ -143,6 +143,7 @@ def _task(config: _Config, folder: Path) -> dict[str, Any]:
         "instruction": read_text(folder / "instruction.md"),
         "workdir": workdir,
         "image": environment.docker_image,
+        "env": env,
         "user": _user(config.agent.user) or (IMAGE_USER if own_image else None),
         "grader": _grader(config, env, folder),
         "metadata": {"format": "harbor", **config.metadata},

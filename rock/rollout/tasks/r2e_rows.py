@@ -118,14 +118,15 @@ def _expected(row: Mapping[str, Any], source: str) -> dict[str, str]:
 
 def _fixed_files(row: Mapping[str, Any], source: str) -> dict[str, str | None]:
     """Path → content after the fix, without the tests; None for a file that it removes."""
-    value = _json(row, "parsed_commit_content", source) or {}
+    value: Any = _json(row, "parsed_commit_content", source)
+    diffs: Any = () if value is None else value
+    found: dict[str, str | None] = {}
     try:
-        found = {
-            str(diff["header"]["file"]["path"]): None
-            if (diff.get("plus_file") or {}).get("path") == "/dev/null"
-            else diff["new_file_content"]
-            for diff in value.get("file_diffs", ())
-        }
+        for diff in diffs["file_diffs"] if diffs else ():
+            plus: Any = diff.get("plus_file") or {}
+            removed = plus.get("path") == "/dev/null"
+            path = str(diff["header"]["file"]["path"])
+            found[path] = None if removed else str(diff["new_file_content"])
     except (AttributeError, KeyError, TypeError) as exc:
         raise ConfigError(
             f"{source}: parsed_commit_content: expected file_diffs with header.file.path and "
