@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from rock.config import read_environment
-from rock.errors import BuildFailed, ConfigError, ProviderUnavailable
+from rock.errors import BuildFailed, ConfigError, NotSupported, ProviderUnavailable
 from rock.sandbox.base import IMAGE_USER, SandboxSpec
 from rock.sandbox.docker.docker import DockerProvider
 from rock.sandbox.docker.dockerfile import bases
 from rock.sandbox.docker.engine import Engine
+from rock.sandbox.local.local import LocalProvider
 from rock.sandbox.pool import PooledProvider
 
 BASE = "rock-busybox:latest"
@@ -78,6 +79,18 @@ async def test_image_is_built_once_for_all_that_ask_and_runs_as_its_own_user(
         result = await sandbox.exec(["sh", "-c", script], timeout_seconds=10)
     assert result.stdout == b"hellomarked\n3 0\n"
     await forget(first.log)
+
+
+@pytest.mark.userns
+async def test_image_user_where_there_is_no_image_is_the_safe_default() -> None:
+    async with (
+        LocalProvider() as local,
+        await local.create(SandboxSpec(user=IMAGE_USER)) as sandbox,
+    ):
+        result = await sandbox.exec(["id", "-u"], timeout_seconds=10)
+        with pytest.raises(NotSupported, match="the local provider builds no images"):
+            await local.build_image(Path("/nonexistent"))
+    assert result.stdout == b"1000\n"
 
 
 @pytest.mark.docker
