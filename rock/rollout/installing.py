@@ -135,7 +135,7 @@ async def build_with(
             context,
             dockerfile="Dockerfile",
             timeout_seconds=BUILD_SECONDS,
-            network=network,
+            network="none" if preset.mounts else network,
             tag=tag,
         )
     finally:
@@ -160,7 +160,10 @@ def _lay_out(preset: Preset, folder: Path, context: Path, image: str, user: str)
             # Another version would find no packages: better here than in an episode.
             python = f"{places[preset.name]}/bin/python"
             found = next((folder / preset.name / "lib").glob("python*")).name
-            check = f"import sys; sys.exit('{found}' != 'python%d.%d' % sys.version_info[:2])"
+            check = (
+                "import sys; has = 'python%d.%d' % sys.version_info[:2]; sys.exit("
+                f"has != '{found}' and f'the image has {{has}}, and {preset.name} needs {found}')"
+            )
             lines.append(f"RUN {json.dumps([python, '-c', check])}")
     elif preset.from_pypi:
         lines.append(

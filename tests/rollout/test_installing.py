@@ -106,15 +106,11 @@ async def test_image_gets_what_is_mounted_elsewhere_under_the_presets_name(folde
     program.write_text('#!/bin/sh\necho "$0: $1"\n')
     program.chmod(0o755)
     async with DockerProvider() as provider:
-        built = await build_with(
-            TINY, folder, image="rock-test:latest", images=provider.images, network="none"
-        )
+        built = await build_with(TINY, folder, image="rock-test:latest", images=provider.images)
         async with await provider.create(SandboxSpec(image=built.reference)) as sandbox:
             result = await sandbox.exec(["tiny", "a b"], timeout_seconds=10)
         assert result.stdout == b"/opt/agents/tiny/bin/tiny: a b\n"
         await forget(f"Successfully tagged {built.reference}")
         with pytest.raises(BuildFailed):  # it has no Python, which the agent would find too late
-            await build_with(
-                TINY, folder, image="rock-busybox:latest", images=provider.images, network="none"
-            )
+            await build_with(TINY, folder, image="rock-busybox:latest", images=provider.images)
     assert names(folder, ".image-*") == []
