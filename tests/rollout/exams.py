@@ -47,7 +47,7 @@ async def exam(
     task = Task.model_validate({"task_id": "t", "instruction": "do it", **fields, "grader": grader})
     loaded = (await make_ready(LoadedTask(task, folder), provider, "auto")).loaded
     task = loaded.task
-    spec = SandboxSpec(mounts=tuple(mounts), workdir=task.workdir)
+    spec = SandboxSpec(image=task.image, mounts=tuple(mounts), workdir=task.workdir)
     setting = Setting(
         provider=provider, spec=spec, bench=bench, folder=attempt or folder / "attempt"
     )

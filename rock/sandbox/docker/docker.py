@@ -22,15 +22,23 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rock.errors import ProviderUnavailable, SandboxDied, SandboxError
-from rock.sandbox import api
-from rock.sandbox.base import IMAGE_USER, Availability, BuildNetwork, Built, Provider, SandboxSpec
+from rock.sandbox import api, rundir
+from rock.sandbox.base import (
+    IMAGE_USER,
+    Availability,
+    BuildNetwork,
+    Built,
+    Provider,
+    Sandbox,
+    SandboxSpec,
+)
 from rock.sandbox.box.box_state import BoxState
 from rock.sandbox.box.channel_sandbox import AGENT_HOME, ChannelSandbox, Identity
 from rock.sandbox.box.stateful import NETWORKS, Box, Enforced, StatefulSandbox
 from rock.sandbox.capacity import DOCKER_COST, Admission
 from rock.sandbox.channel.channel import KILL_GRACE_SECONDS, Channel, Connector, connect_to_path
 from rock.sandbox.channel.mux import MuxConnector
-from rock.sandbox.docker import host_layers, hostroot, rundir
+from rock.sandbox.docker import host_layers, hostroot
 from rock.sandbox.docker.autopsy import diagnose
 from rock.sandbox.docker.container import SOCKET_NAME, container_config, helper_archive
 from rock.sandbox.docker.engine import REMEDY, Engine, Image
@@ -109,6 +117,7 @@ class DockerProvider(Provider):
         self._lease_seconds = lease_seconds if transport == "socket" else 0.0
         self._heartbeat = Heartbeat(self._sandboxes.values, lease_seconds=self._lease_seconds)
         self._admission = Admission(DOCKER_COST, self.base)
+        self._logs = rundir.LogFolder(self.base)
         self._closed = False
 
     async def probe(self) -> Availability:
@@ -179,6 +188,7 @@ class DockerProvider(Provider):
     ) -> ChannelSandbox:
         sandbox_id = secrets.token_hex(6)
         layers: HostLayers | None = None
+        log_files = self._logs.of(sandbox_id)
         try:
             shared = None
             if self._transport == "socket":
@@ -194,7 +204,7 @@ class DockerProvider(Provider):
             image = await self._start(image, spec, f"rock-{sandbox_id}", config)
             channel = self._channel(sandbox_id, shared)
             await self._reach(sandbox_id, channel)
-            layers = await self._layers(sandbox_id)
+            layers, unbounded = await self._layers(sandbox_id, spec.limits.disk_bytes)
             box = Box(
                 id=sandbox_id,
                 channel=channel,
@@ -216,10 +226,13 @@ class DockerProvider(Provider):
                 spec,
                 identity=_identity(image),
                 variables=image.env,
-                enforced=_enforced(spec),
+                enforced=_enforced(spec, unbounded),
                 replacement=self._replace,
+                log=log_files,
             )
             await sandbox.prepare(snapshot)
+            if not sandbox.state.in_place:
+                sandbox.enforced = _enforced(spec, sandbox.state.why_not)
             if shared is not None:
                 info = api.info_of(
                     sandbox, sandbox_id=sandbox_id, provider=self.name, age_seconds=0.0
@@ -228,21 +241,37 @@ class DockerProvider(Provider):
             self._check_open()
         except BaseException:  # whatever it was, also a cancellation, nothing may be left
             await to_the_end(self._discard_quietly(sandbox_id, layers))
+            if log_files is not None:
+                log_files.remove()
             raise
         self._sandboxes[sandbox_id] = sandbox
         return sandbox
 
-    async def _layers(self, sandbox_id: str) -> HostLayers | None:
-        """The container's files in layers, or None, with the reason in `_no_layers`."""
+    async def _layers(
+        self, sandbox_id: str, disk_bytes: int | None
+    ) -> tuple[HostLayers | None, str]:
+        """The container's files in layers, or None, with the reason in `_no_layers`.
+
+        And why they are not within `disk_bytes`; nothing if they are.
+        """
         if self._no_layers:
-            return None
+            return None, self._no_layers
         found = await self.engine.storage(f"rock-{sandbox_id}")
         if not found.lower or not host_layers.all_here(found.lower):
             self._no_layers = (
                 f"the engine's images ({found.driver}) are no directories seen from here"
             )
-            return None
-        return HostLayers(self._keeper, ContainerRoot(pid=found.pid, lower=found.lower))
+            return None, self._no_layers
+        root = ContainerRoot(pid=found.pid, lower=found.lower)
+        if disk_bytes is None:
+            return HostLayers(self._keeper, root), "no disk_bytes were given"
+        try:
+            storage = await self._keeper.store(disk_bytes)
+        except SandboxDied:
+            raise
+        except SandboxError as exc:
+            return HostLayers(self._keeper, root), exc.message
+        return HostLayers(self._keeper, root, storage), ""
 
     async def _replace(self, sandbox: StatefulSandbox) -> tuple[StatefulSandbox, ResetTier]:
         return await self.create(sandbox.spec), ResetTier.REBUILD
@@ -274,8 +303,12 @@ class DockerProvider(Provider):
                 log.warning("a sandbox could not be stopped and is left to the reaper: %s", error)
         await self.images.close()
         await self._heartbeat.stop()
+        self._logs.close()
         await self._keeper.close()
         await self.engine.close()
+
+    def sandboxes(self) -> list[Sandbox]:
+        return list(self._sandboxes.values())
 
     def _check_open(self) -> None:
         if self._closed:
@@ -336,15 +369,22 @@ class DockerProvider(Provider):
                 )
 
 
-def _enforced(spec: SandboxSpec) -> Enforced:
-    """The engine keeps the limits of processes, memory and CPU; nobody that of a container's disk."""
+def _enforced(spec: SandboxSpec, unbounded: str) -> Enforced:
+    """The engine keeps the limits of processes, memory and CPU; layers in a storage that of the disk.
+
+    `unbounded` is why there is no storage.
+    """
     asked = {
         Capability.MEMORY_LIMIT: spec.limits.memory_bytes,
         Capability.PIDS_LIMIT: spec.limits.pids,
         Capability.CPU_LIMIT: spec.limits.cpus,
     }
     found = frozenset(capability for capability, bound in asked.items() if bound is not None)
-    return Enforced(found | NETWORKS, ("disk space is bounded by the engine's disk only",))
+    if not unbounded:
+        return Enforced(found | NETWORKS | {Capability.DISK_LIMIT})
+    return Enforced(
+        found | NETWORKS, (f"disk space is bounded by the engine's disk only: {unbounded}",)
+    )
 
 
 def _made_of(spec: SandboxSpec, image: Image) -> str:

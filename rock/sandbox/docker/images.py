@@ -18,8 +18,9 @@ from collections.abc import AsyncGenerator, Iterable
 from pathlib import Path
 
 from rock.errors import BuildFailed, ConfigError, ProviderUnavailable, SandboxError
+from rock.sandbox import rundir
 from rock.sandbox.base import BuildNetwork, Built
-from rock.sandbox.docker import hostroot, rundir
+from rock.sandbox.docker import hostroot
 from rock.sandbox.docker.builds import build
 from rock.sandbox.docker.dockerfile import bases
 from rock.sandbox.docker.engine import Engine, Image
