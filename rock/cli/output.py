@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Iterable
@@ -28,7 +29,12 @@ def write_raw(data: bytes, *, to: Literal["stdout", "stderr"] = "stdout") -> Non
     """What a sandbox printed, byte for byte, as it comes; nothing is redacted in it."""
     text = sys.stdout if to == "stdout" else sys.stderr
     text.flush()
-    with os.fdopen(text.fileno(), "wb", closefd=False) as stream:
+    try:
+        number = text.fileno()
+    except io.UnsupportedOperation:  # in memory: the command was called from Python
+        text.buffer.write(data)
+        return
+    with os.fdopen(number, "wb", closefd=False) as stream:
         stream.write(data)
 
 
