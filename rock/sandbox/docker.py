@@ -40,6 +40,7 @@ from rock.sandbox.mount_rules import check_spec
 from rock.sandbox.mux import MuxConnector
 from rock.sandbox.owner import EXPIRES, RUN, Owner, wall_seconds
 from rock.sandbox.reaper import reap
+from rock.sandbox.removal import OwnEnd, Removal
 from rock.sandbox.state import Capability, ResetTier, Snapshot
 from rock.sandbox.stateful import NETWORKS, Box, Enforced, StatefulSandbox
 
@@ -54,6 +55,7 @@ SHARE_REMEDY = (
 )
 LEASE_SECONDS = 120.0
 """A sandbox whose harness is killed is gone so much later, at the latest."""
+AT_ONCE_SECONDS = 0.001
 EXPIRY_MARGIN_SECONDS = 60.0
 """A container still there this long after its helper should have ended it is the reaper's."""
 
@@ -98,6 +100,7 @@ class DockerProvider(Provider):
         self._owner = Owner.current()
         self._sandboxes: dict[str, StatefulSandbox] = {}
         self._streams: dict[str, MuxConnector] = {}
+        self._removal = Removal(self.engine)
         self._keeper = Keeper(self.base)
         self._no_layers = host_layers.why_impossible()
         if transport == "stream":
@@ -161,6 +164,7 @@ class DockerProvider(Provider):
     ) -> ChannelSandbox:
         sandbox_id = secrets.token_hex(6)
         layers: HostLayers | None = None
+        own_end: OwnEnd | None = None
         try:
             shared = None
             if self._transport == "socket":
@@ -177,18 +181,22 @@ class DockerProvider(Provider):
             channel = self._channel(sandbox_id, shared)
             await self._reach(sandbox_id, channel)
             layers = await self._layers(sandbox_id)
+            state = BoxState(
+                channel,
+                _made_of(spec, image),
+                layers,
+                why_not=self._no_layers,
+                pausable=shared is not None,
+            )
+            if shared is not None:
+                ask = functools.partial(state.renew, lifetime_seconds=AT_ONCE_SECONDS)
+                own_end = OwnEnd(ask, shared / SOCKET_NAME)
             box = Box(
                 id=sandbox_id,
                 channel=channel,
-                state=BoxState(
-                    channel,
-                    _made_of(spec, image),
-                    layers,
-                    why_not=self._no_layers,
-                    pausable=shared is not None,
-                ),
+                state=state,
                 keep_book=functools.partial(self._sandboxes.__setitem__, sandbox_id),
-                remove=functools.partial(self._discard, sandbox_id, layers),
+                remove=functools.partial(self._discard, sandbox_id, layers, own_end),
                 diagnose=functools.partial(
                     diagnose, self.engine, f"rock-{sandbox_id}", spec, self._now(), self._now
                 ),
@@ -209,7 +217,7 @@ class DockerProvider(Provider):
                 rundir.describe(shared.parent, api.encode(info))
             self._check_open()
         except BaseException:  # whatever it was, also a cancellation, nothing may be left
-            await to_the_end(self._discard_quietly(sandbox_id, layers))
+            await to_the_end(self._discard_quietly(sandbox_id, layers, own_end))
             raise
         self._sandboxes[sandbox_id] = sandbox
         return sandbox
@@ -256,6 +264,7 @@ class DockerProvider(Provider):
                 log.warning("a sandbox could not be stopped and is left to the reaper: %s", error)
         await self._heartbeat.stop()
         await self._keeper.close()
+        await self._removal.close()
         await self.engine.close()
 
     def _check_open(self) -> None:
@@ -266,24 +275,28 @@ class DockerProvider(Provider):
         expires = self._now() + spec.lifetime_seconds + EXPIRY_MARGIN_SECONDS
         return {RUN: self.run_id, EXPIRES: f"{expires:.0f}", **self._owner.labels()}
 
-    async def _discard(self, sandbox_id: str, layers: HostLayers | None) -> None:
+    async def _discard(
+        self, sandbox_id: str, layers: HostLayers | None, own_end: OwnEnd | None
+    ) -> None:
         """Remove a sandbox's container and directory; the directory also if the engine fails."""
         if layers is not None:
             await layers.end()
         try:
-            await self.engine.remove(f"rock-{sandbox_id}")
+            await self._removal.remove(f"rock-{sandbox_id}", own_end)
         finally:
             if (stream := self._streams.pop(sandbox_id, None)) is not None:
                 await stream.close()
             rundir.remove(self.base / sandbox_id)
             self._sandboxes.pop(sandbox_id, None)
 
-    async def _discard_quietly(self, sandbox_id: str, layers: HostLayers | None) -> None:
+    async def _discard_quietly(
+        self, sandbox_id: str, layers: HostLayers | None, own_end: OwnEnd | None
+    ) -> None:
         """Clean up after a failure that is already on its way to the caller."""
         try:
-            await self._discard(sandbox_id, layers)
+            await self._discard(sandbox_id, layers, own_end)
         except SandboxError as exc:
-            log.warning("sandbox %s is left to the reaper: %s", sandbox_id, exc.message)
+            log.warning("sandbox %s is not removed yet: %s", sandbox_id, exc.message)
 
     def _channel(self, sandbox_id: str, shared: Path | None) -> Channel:
         connector: Connector | MuxConnector
