@@ -8,7 +8,7 @@ import pytest
 from rock.config import read_environment
 from rock.errors import SandboxError
 from rock.sandbox.base import Availability
-from rock.sandbox.engine import Engine
+from rock.sandbox.docker.engine import Engine
 from rock.sandbox.local import LocalProvider
 
 TEST_IMAGE = "rock-test:latest"

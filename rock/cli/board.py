@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from rock.rollout.events import (
+from rock.rollout.records.outcome import OutcomeClass, Phase
+from rock.rollout.report.events import (
     AttemptDone,
     Event,
     GroupAcknowledged,
@@ -17,7 +18,6 @@ from rock.rollout.events import (
     PhaseEntered,
     RunStarted,
 )
-from rock.rollout.outcome import OutcomeClass, Phase
 from rock.types import Clock
 
 RATE_WINDOW_SECONDS = 30.0

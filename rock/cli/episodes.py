@@ -6,9 +6,9 @@ from pathlib import Path
 
 from rock.errors import ConfigError
 from rock.modelservice.wire import Trajectory
-from rock.rollout.record import Record
-from rock.rollout.rundir import file_name, read_records
-from rock.rollout.trajectory import read_trajectory
+from rock.rollout.records.record import Record
+from rock.rollout.records.rundir import file_name, read_records
+from rock.rollout.records.trajectory import read_trajectory
 
 
 def find_episode(directory: Path, episode: str) -> tuple[Record, Trajectory | None]:

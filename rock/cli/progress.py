@@ -23,7 +23,9 @@ from rich.table import Table
 from rich.text import Text
 
 from rock.cli.board import Board
-from rock.rollout.events import (
+from rock.rollout.records.outcome import RUN_AGAIN, OutcomeClass
+from rock.rollout.records.record import now
+from rock.rollout.report.events import (
     AttemptDone,
     Event,
     GroupDone,
@@ -31,8 +33,6 @@ from rock.rollout.events import (
     RunEnded,
     RunStarted,
 )
-from rock.rollout.outcome import RUN_AGAIN, OutcomeClass
-from rock.rollout.record import now
 from rock.types import Clock
 
 STATUS_EVERY_SECONDS = 10.0

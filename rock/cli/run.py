@@ -20,11 +20,11 @@ from rock.cli.serve import service_dir, wait_for_service
 from rock.config import read_environment, validated
 from rock.errors import ConfigError
 from rock.modelservice.keys import read_keys
+from rock.rollout.inputs.runfile import RunFile
 from rock.rollout.planning import Selection
-from rock.rollout.report_text import as_text
+from rock.rollout.records.rundir import read_info
+from rock.rollout.report.text import as_text
 from rock.rollout.run import EXIT_INTERRUPTED, RunResult, ServiceAddress, run
-from rock.rollout.rundir import read_info
-from rock.rollout.runfile import RunFile
 
 T = TypeVar("T")
 

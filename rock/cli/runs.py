@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rock.rollout.overview import Comparison, Overview, compare, find_runs, overview
-from rock.rollout.report import Report, Summary
-from rock.rollout.rundir import read_records
+from rock.rollout.records.rundir import read_records
+from rock.rollout.report.overview import Comparison, Overview, compare, find_runs, overview
+from rock.rollout.report.report import Report, Summary
 
 
 def list_runs(folder: Path, *, as_json: bool) -> None:

@@ -28,15 +28,15 @@ import typer
 from rock.config import read_environment
 from rock.errors import ConfigError, NotFound, NotSupported
 from rock.sandbox import api
-from rock.sandbox.attached import HereSource, ages, cpu_shares, only
 from rock.sandbox.base import SandboxSpec
-from rock.sandbox.channel_sandbox import ChannelSandbox
+from rock.sandbox.box.channel_sandbox import ChannelSandbox
 from rock.sandbox.command import ExecResult, ExecStatus, Process, ProcessInfo, TerminalSize
+from rock.sandbox.docker.attached import HereSource, ages, cpu_shares, only
+from rock.sandbox.docker.engine import Engine
+from rock.sandbox.docker.reaper import reap
 from rock.sandbox.doctor import choose_provider, providers
-from rock.sandbox.engine import Engine
-from rock.sandbox.reaper import reap
-from rock.sandbox.remote import RemoteProvider, RemoteSandbox
-from rock.sandbox.server import SandboxServer, serving
+from rock.sandbox.remote.remote import RemoteProvider, RemoteSandbox
+from rock.sandbox.remote.server import SandboxServer, serving
 
 _TIMED_OUT = 124
 _DIED = 125

@@ -16,9 +16,9 @@ from rock.cli.tokens import print_chain, print_tokens
 from rock.modelservice.wire import Choice, Trajectory, TrajectoryCall
 from rock.rollout.export.formats.line import line
 from rock.rollout.export.stream import samples_of_episode
-from rock.rollout.report import report
-from rock.rollout.report_text import as_text
-from rock.rollout.rundir import read_info, read_records
+from rock.rollout.records.rundir import read_info, read_records
+from rock.rollout.report.report import report
+from rock.rollout.report.text import as_text
 
 TEXT_CHARS = 2000
 

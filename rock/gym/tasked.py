@@ -18,7 +18,7 @@ from rock.errors import ConfigError, EnvironmentFailed, EnvironmentLost, Sandbox
 from rock.gym.definition import Definition
 from rock.gym.place import mounts_of
 from rock.rollout.grading import Exam, Grade, Setting, lay_out
-from rock.rollout.task import LoadedTask
+from rock.rollout.inputs.task import LoadedTask
 from rock.rollout.tasks import load_tasks
 from rock.sandbox.base import ExecResult, ExecStatus, Limits, Provider, Sandbox, SandboxSpec
 from rock.sandbox.state import Capability, Snapshot

@@ -15,12 +15,12 @@ from rock.errors import LedgerError
 from rock.modelservice.client.shards import AdminShards
 from rock.modelservice.wire import TokenRow
 from rock.modelservice.wire import groups as wire_groups
-from rock.rollout.events import GroupDone, OnEvent
-from rock.rollout.ledger import GroupPublished, GroupState
-from rock.rollout.outcome import outcome_json
-from rock.rollout.record import Plan, Record, now
-from rock.rollout.rundir import GONE, RunDir, plan_of
-from rock.rollout.trajectory import read_rows
+from rock.rollout.records.ledger import GroupPublished, GroupState
+from rock.rollout.records.outcome import outcome_json
+from rock.rollout.records.record import Plan, Record, now
+from rock.rollout.records.rundir import GONE, RunDir, plan_of
+from rock.rollout.records.trajectory import read_rows
+from rock.rollout.report.events import GroupDone, OnEvent
 
 
 class Publisher:

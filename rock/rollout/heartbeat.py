@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping
 from rock.errors import ModelServiceError
 from rock.modelservice.wire.groups import GroupStatus
 from rock.modelservice.wire.pulse import PulseReply
-from rock.rollout.episode import Tools
-from rock.rollout.events import GroupAcknowledged, Heard
+from rock.rollout.episode.episode import Tools
+from rock.rollout.episode.progress import Handle
 from rock.rollout.groups import Publisher
-from rock.rollout.ledger import GroupConsumed, Ledger
-from rock.rollout.progress import Handle
-from rock.rollout.record import now
+from rock.rollout.records.ledger import GroupConsumed, Ledger
+from rock.rollout.records.record import now
+from rock.rollout.report.events import GroupAcknowledged, Heard
 from rock.rollout.scheduler.core import Scheduler
 
 log = logging.getLogger(__name__)

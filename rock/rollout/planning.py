@@ -12,7 +12,9 @@ from pathlib import Path
 
 from rock.errors import ConfigError, LedgerError
 from rock.modelservice.client.shards import AdminShards
-from rock.rollout.ledger import (
+from rock.rollout.inputs.runfile import RunFile
+from rock.rollout.inputs.task import LoadedTask, digest_of, work_digest_of
+from rock.rollout.records.ledger import (
     AttemptEnded,
     EpisodeReopened,
     EpisodeState,
@@ -21,15 +23,13 @@ from rock.rollout.ledger import (
     GroupState,
     TaskRegraded,
 )
-from rock.rollout.outcome import TABLE, Cause, OutcomeClass, Phase, outcome_of
-from rock.rollout.record import Plan, Record, Usage, now
-from rock.rollout.rundir import RunDir
-from rock.rollout.runfile import RunFile
+from rock.rollout.records.outcome import TABLE, Cause, OutcomeClass, Phase, outcome_of
+from rock.rollout.records.record import Plan, Record, Usage, now
+from rock.rollout.records.rundir import RunDir
+from rock.rollout.records.trajectory import rescue
 from rock.rollout.scheduler.core import Scheduler
 from rock.rollout.scheduler.plan import Ending, GroupPlan, SchedulePolicy
 from rock.rollout.scheduler.pool import Curriculum
-from rock.rollout.task import LoadedTask, digest_of, work_digest_of
-from rock.rollout.trajectory import rescue
 
 log = logging.getLogger(__name__)
 

@@ -15,18 +15,18 @@ from pathlib import Path
 import msgspec
 
 from rock.errors import ModelServiceError, SandboxError, SandboxFileError, TaskError, first_error
-from rock.rollout.episode import SLACK_SECONDS, Tools
-from rock.rollout.events import EpisodeGraded
-from rock.rollout.evidence import class_of_error, describe
+from rock.rollout.episode.episode import SLACK_SECONDS, Tools
+from rock.rollout.episode.workspace import kept_workspace
 from rock.rollout.grading import Exam, SessionBench, Setting, lay_out
 from rock.rollout.groups import final_record
-from rock.rollout.ledger import EpisodeRegraded, GroupState
-from rock.rollout.networks import reach, reaches_of
-from rock.rollout.outcome import Outcome, OutcomeClass, Phase, graded, outcome_of
-from rock.rollout.record import Record, now, seen
-from rock.rollout.rundir import RunDir, plan_of
-from rock.rollout.task import LoadedTask, Task
-from rock.rollout.workspace import kept_workspace
+from rock.rollout.inputs.networks import reach, reaches_of
+from rock.rollout.inputs.task import LoadedTask, Task
+from rock.rollout.records.evidence import class_of_error, describe
+from rock.rollout.records.ledger import EpisodeRegraded, GroupState
+from rock.rollout.records.outcome import Outcome, OutcomeClass, Phase, graded, outcome_of
+from rock.rollout.records.record import Record, now, seen
+from rock.rollout.records.rundir import RunDir, plan_of
+from rock.rollout.report.events import EpisodeGraded
 from rock.sandbox.base import Sandbox, SandboxSpec
 
 EMPTY_SECONDS = 30.0

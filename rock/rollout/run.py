@@ -26,22 +26,22 @@ from rock.errors import ConfigError, ProviderUnavailable
 from rock.modelservice.backends.config import read_backends
 from rock.modelservice.client.shards import AdminShards
 from rock.modelservice.hosting.supervise import ServiceProcess, kept_up
-from rock.rollout.durable import write_atomically
-from rock.rollout.episode import Tools
-from rock.rollout.events import OnEvent, RunEnded, RunStarted, ignore
-from rock.rollout.graders import BUILT_IN, QUEUE
-from rock.rollout.leaks import refuse_leaks
-from rock.rollout.networks import refuse_wide
+from rock.rollout.episode.episode import Tools
+from rock.rollout.inputs.graders import BUILT_IN, QUEUE
+from rock.rollout.inputs.leaks import refuse_leaks
+from rock.rollout.inputs.networks import refuse_wide
+from rock.rollout.inputs.runfile import RunFile, load_run_file
+from rock.rollout.inputs.task import LoadedTask
 from rock.rollout.planning import Selection
-from rock.rollout.record import encode
+from rock.rollout.records.durable import write_atomically
+from rock.rollout.records.record import encode
+from rock.rollout.records.rundir import RunDir, read_info, read_records
 from rock.rollout.regrade import Regraded, Regrader
-from rock.rollout.report import Report, report
-from rock.rollout.report_text import as_text
-from rock.rollout.rundir import RunDir, read_info, read_records
-from rock.rollout.runfile import RunFile, load_run_file
+from rock.rollout.report.events import OnEvent, RunEnded, RunStarted, ignore
+from rock.rollout.report.report import Report, report
+from rock.rollout.report.text import as_text
 from rock.rollout.runner import Runner
 from rock.rollout.scheduler.pool import Curriculum
-from rock.rollout.task import LoadedTask
 from rock.rollout.tasks import load_tasks
 from rock.sandbox.base import Provider
 from rock.sandbox.doctor import choose_provider, providers

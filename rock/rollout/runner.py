@@ -19,13 +19,12 @@ import tenacity
 
 from rock.errors import RunFailed, first_error
 from rock.rollout.curriculum import curriculum
-from rock.rollout.episode import Save, Tools, run_attempt
-from rock.rollout.events import AttemptDone, GroupLeftOut
+from rock.rollout.episode.episode import Save, Tools, run_attempt
+from rock.rollout.episode.progress import Handle
 from rock.rollout.groups import Publisher
 from rock.rollout.heartbeat import Heartbeat
-from rock.rollout.infra import InfraConfig
-from rock.rollout.ledger import AttemptStarted, EpisodeReopened, GroupDropped, GroupState
-from rock.rollout.outcome import RUN_AGAIN, TABLE, OutcomeClass
+from rock.rollout.inputs.infra import InfraConfig
+from rock.rollout.inputs.task import LoadedTask
 from rock.rollout.planning import (
     Planner,
     Selection,
@@ -35,14 +34,15 @@ from rock.rollout.planning import (
     plan_for,
     stopped_record,
 )
-from rock.rollout.progress import Handle
-from rock.rollout.record import Plan, Record, now
+from rock.rollout.records.ledger import AttemptStarted, EpisodeReopened, GroupDropped, GroupState
+from rock.rollout.records.outcome import RUN_AGAIN, TABLE, OutcomeClass
+from rock.rollout.records.record import Plan, Record, now
+from rock.rollout.records.rundir import RunDir
+from rock.rollout.report.events import AttemptDone, GroupLeftOut
 from rock.rollout.room import RoomWatch
-from rock.rollout.rundir import RunDir
 from rock.rollout.scheduler.core import Scheduler
 from rock.rollout.scheduler.plan import Cancel, Decision, Ending, Reopen, Settled, Start
 from rock.rollout.scheduler.pool import Curriculum
-from rock.rollout.task import LoadedTask
 
 MAX_BACKOFF_SECONDS = 60.0
 LONGEST_WAIT_SECONDS = 5.0

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from rock.rollout.taskfiles import TaskFile
+from rock.rollout.inputs.taskfiles import TaskFile
 from rock.sandbox.base import Sandbox
 from rock.sandbox.ending import to_the_end
 

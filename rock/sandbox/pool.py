@@ -21,9 +21,9 @@ from typing import Any
 
 from rock.errors import CapacityExceeded, ConfigError, RockError, SandboxError
 from rock.sandbox.base import Availability, Provider, Sandbox, SandboxSpec
+from rock.sandbox.box.stateful import StatefulSandbox
 from rock.sandbox.ending import to_the_end
 from rock.sandbox.state import ResetTier, Snapshot
-from rock.sandbox.stateful import StatefulSandbox
 from rock.types import Clock
 
 log = logging.getLogger(__name__)

@@ -27,11 +27,11 @@ from rock.modelservice.wire import (
     TrajectoryCall,
     Usage,
 )
-from rock.rollout.ledger import AttemptEnded, AttemptStarted, Event, GroupPlanned, RunOpened
-from rock.rollout.outcome import Outcome, OutcomeClass, Phase, graded, outcome_of
-from rock.rollout.record import Record, encode
-from rock.rollout.rundir import RunInfo, file_name
-from rock.rollout.trajectory import FILE_NAME, usage_of
+from rock.rollout.records.ledger import AttemptEnded, AttemptStarted, Event, GroupPlanned, RunOpened
+from rock.rollout.records.outcome import Outcome, OutcomeClass, Phase, graded, outcome_of
+from rock.rollout.records.record import Record, encode
+from rock.rollout.records.rundir import RunInfo, file_name
+from rock.rollout.records.trajectory import FILE_NAME, usage_of
 from rock.types import CallId
 
 TOOLS = [

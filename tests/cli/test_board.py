@@ -10,7 +10,9 @@ from rich.console import Console
 
 from rock.cli.board import Board
 from rock.cli.progress import JsonView, TextView, duration, name_of, status_lines
-from rock.rollout.events import (
+from rock.rollout.records.outcome import Outcome, OutcomeClass, Phase, graded, outcome_of
+from rock.rollout.records.record import Plan, Record, Usage
+from rock.rollout.report.events import (
     AttemptDone,
     Event,
     GroupAcknowledged,
@@ -20,9 +22,7 @@ from rock.rollout.events import (
     RunEnded,
     RunStarted,
 )
-from rock.rollout.outcome import Outcome, OutcomeClass, Phase, graded, outcome_of
-from rock.rollout.record import Plan, Record, Usage
-from rock.rollout.report import report
+from rock.rollout.report.report import report
 from rock.testing.clock import FakeClock
 
 STARTED = RunStarted(

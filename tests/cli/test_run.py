@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rock.rollout.ledger import replay
+from rock.rollout.records.ledger import replay
 from tests.cli.command import Done, rock, started
 from tests.rollout.live import wait_until
 

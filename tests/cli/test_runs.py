@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from rock.errors import LedgerError
-from rock.rollout.outcome import OutcomeClass, Phase, graded, outcome_of
-from rock.rollout.overview import compare, find_runs, overview
-from rock.rollout.rundir import read_records
+from rock.rollout.records.outcome import OutcomeClass, Phase, graded, outcome_of
+from rock.rollout.records.rundir import read_records
+from rock.rollout.report.overview import compare, find_runs, overview
 from rock.testing import fake_openai_server
 from rock.testing.made_run import MadeEpisode, MadeGroup, write_run
 from tests.cli.command import Done, rock, started

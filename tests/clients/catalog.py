@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rock.config import read_environment
-from rock.rollout.presets import NODE, PRESETS
+from rock.rollout.inputs.presets import NODE, PRESETS
 
 LOCKS = Path(__file__).parent / "locks"
 UV = "uv==0.13.9"

@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rock.rollout.presets import NODE
+from rock.rollout.inputs.presets import NODE
 from tests.clients.catalog import CLIENTS, UV, Client, clients_dir, installed
 
 SYSTEM_PYTHON = "/usr/bin/python3"

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from rock.rollout.runfile import RunFile, resolve
+from rock.rollout.inputs.runfile import RunFile, resolve
 from tests.clients.catalog import clients_dir
 
 ROOT = Path(__file__).parents[2]

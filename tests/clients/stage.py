@@ -34,9 +34,9 @@ from rock.modelservice.wire import (
     Trajectory,
 )
 from rock.modelservice.wire.partial import ToolCallDelta
-from rock.rollout.agent import agent_values, open_listener, run_agent
-from rock.rollout.runfile import RunFile
-from rock.rollout.task import Task
+from rock.rollout.episode.agent import agent_values, open_listener, run_agent
+from rock.rollout.inputs.runfile import RunFile
+from rock.rollout.inputs.task import Task
 from rock.sandbox.base import ExecResult, SandboxSpec
 from rock.sandbox.local import LocalProvider
 from rock.testing import ScriptedPolicy

@@ -10,11 +10,11 @@ import pytest
 from rock.modelservice.hosting.supervise import ServiceProcess
 from rock.modelservice.policies.scripted import Line, tool_call, turn_of
 from rock.modelservice.wire import Lease
-from rock.rollout.outcome import OutcomeClass
+from rock.rollout.inputs.runfile import load_run_file
+from rock.rollout.inputs.task import LoadedTask
+from rock.rollout.records.outcome import OutcomeClass
+from rock.rollout.records.rundir import read_records
 from rock.rollout.run import run
-from rock.rollout.rundir import read_records
-from rock.rollout.runfile import load_run_file
-from rock.rollout.task import LoadedTask
 from rock.rollout.tasks import load_tasks
 from rock.sandbox.local import LocalProvider
 from tests.clients.catalog import CLIENTS, installed

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rock.rollout.presets import PRESETS, Preset
-from rock.rollout.runfile import RunFile, resolve
+from rock.rollout.inputs.presets import PRESETS, Preset
+from rock.rollout.inputs.runfile import RunFile, resolve
 from tests.clients.catalog import CLIENTS, Client
 from tests.clients.recipes import PAGE, ROOT, clients_of, recipes
 

@@ -14,9 +14,9 @@ import pytest
 
 from rock.modelservice.hosting.supervise import ServiceProcess
 from rock.modelservice.policies.scripted import tool_call, turn_of
+from rock.rollout.inputs.runfile import RunFile
+from rock.rollout.records.trajectory import read_trajectory
 from rock.rollout.run import run
-from rock.rollout.runfile import RunFile
-from rock.rollout.trajectory import read_trajectory
 from tests.conftest import TEST_IMAGE
 from tests.rollout.live import address, answering
 

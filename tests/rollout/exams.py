@@ -11,7 +11,7 @@ import pytest
 
 from rock.rollout.grading import Exam, Grade, Integrity, Setting, lay_out
 from rock.rollout.grading.judge import Bench
-from rock.rollout.task import LoadedTask, Task
+from rock.rollout.inputs.task import LoadedTask, Task
 from rock.sandbox.base import ExecResult, Mount, Provider, Sandbox, SandboxSpec
 
 PYTEST_AT = "/opt/pytest"

@@ -13,9 +13,9 @@ import msgspec
 
 from rock.modelservice.hosting.server import READY_FILE, Ready
 from rock.modelservice.keys import read_keys
-from rock.rollout.events import Event, PhaseEntered
+from rock.rollout.inputs.runfile import RunFile
+from rock.rollout.report.events import Event, PhaseEntered
 from rock.rollout.run import ServiceAddress, run
-from rock.rollout.runfile import RunFile
 
 
 class Killer:

@@ -10,8 +10,8 @@ from typing import Any
 from rock.modelservice.client.worker import serve
 from rock.modelservice.hosting.supervise import ServiceProcess
 from rock.modelservice.wire import Lease
+from rock.rollout.inputs.runfile import RunFile, resolve
 from rock.rollout.run import ServiceAddress
-from rock.rollout.runfile import RunFile, resolve
 from rock.sandbox.local import LocalProvider
 from rock.testing import ScriptedPolicy
 

@@ -12,12 +12,12 @@ from rock.errors import ConfigError
 from rock.modelservice.hosting.supervise import ServiceProcess
 from rock.modelservice.wire import Lease
 from rock.rollout.export import options_of, samples
-from rock.rollout.outcome import OutcomeClass
-from rock.rollout.presets import PRESETS
-from rock.rollout.record import Record
+from rock.rollout.inputs.presets import PRESETS
+from rock.rollout.inputs.runfile import RunFile, load_run_file, resolve
+from rock.rollout.records.outcome import OutcomeClass
+from rock.rollout.records.record import Record
+from rock.rollout.records.rundir import read_records
 from rock.rollout.run import RunResult, run
-from rock.rollout.rundir import read_records
-from rock.rollout.runfile import RunFile, load_run_file, resolve
 from tests.rollout.live import GRADER, address, answering, new_provider, write_tasks
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

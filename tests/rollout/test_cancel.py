@@ -12,14 +12,14 @@ from rock.modelservice.client.client import AdminClient
 from rock.modelservice.hosting.supervise import ServiceProcess
 from rock.modelservice.policies.scripted import turn_of
 from rock.modelservice.wire import Lease
-from rock.rollout.events import Event, PhaseEntered
-from rock.rollout.ledger import replay
-from rock.rollout.outcome import OutcomeClass, Phase
-from rock.rollout.record import decode
+from rock.rollout.records.ledger import replay
+from rock.rollout.records.outcome import OutcomeClass, Phase
+from rock.rollout.records.record import decode
+from rock.rollout.records.rundir import read_records
+from rock.rollout.report.events import Event, PhaseEntered
 from rock.rollout.run import RunResult, run
-from rock.rollout.rundir import read_records
 from rock.sandbox.base import Sandbox, SandboxSpec
-from rock.sandbox.channel_sandbox import ChannelSandbox
+from rock.sandbox.box.channel_sandbox import ChannelSandbox
 from rock.sandbox.local import LocalProvider
 from rock.sandbox.state import Snapshot
 from tests.rollout.live import address, answering, new_provider, run_file, write_tasks

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from rock.rollout.graders import Grader, JudgeGrader, PythonGrader, WeightedGrader
-from rock.rollout.outcome import TABLE, OutcomeClass
-from rock.rollout.runfile import RunFile
-from rock.rollout.task import Task
+from rock.rollout.inputs.graders import Grader, JudgeGrader, PythonGrader, WeightedGrader
+from rock.rollout.inputs.runfile import RunFile
+from rock.rollout.inputs.task import Task
+from rock.rollout.records.outcome import TABLE, OutcomeClass
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "rollout.md").read_text()

@@ -11,8 +11,8 @@ from rock.errors import (
     SandboxFileError,
     ServiceUnavailable,
 )
-from rock.rollout.evidence import CallSeen, SessionSeen, class_of_error, judge_agent
-from rock.rollout.outcome import OutcomeClass, Phase
+from rock.rollout.records.evidence import CallSeen, SessionSeen, class_of_error, judge_agent
+from rock.rollout.records.outcome import OutcomeClass, Phase
 from rock.sandbox.base import ExecResult, ExecStatus
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rock.rollout.agent import run_solution
+from rock.rollout.episode.agent import run_solution
 from rock.rollout.grading import Exam, Grade, Setting, lay_out
-from rock.rollout.task import LoadedTask
+from rock.rollout.inputs.task import LoadedTask
 from rock.rollout.tasks import load_tasks
 from rock.sandbox.base import Provider, SandboxSpec
 from tests.rollout.live import new_provider

@@ -20,12 +20,12 @@ from rock.config import inherited_environment
 from rock.errors import ModelServiceError
 from rock.modelservice.client.client import AdminClient
 from rock.modelservice.hosting.supervise import ServiceProcess, kept_up
-from rock.rollout.events import Event, PhaseEntered
-from rock.rollout.ledger import replay
-from rock.rollout.outcome import TABLE, OutcomeClass, Phase
-from rock.rollout.record import Record, decode
+from rock.rollout.records.ledger import replay
+from rock.rollout.records.outcome import TABLE, OutcomeClass, Phase
+from rock.rollout.records.record import Record, decode
+from rock.rollout.records.rundir import read_records
+from rock.rollout.report.events import Event, PhaseEntered
 from rock.rollout.run import RunResult, run
-from rock.rollout.rundir import read_records
 from tests.conftest import TEST_IMAGE
 from tests.rollout.live import address, new_provider, run_file, wait_until, write_tasks
 from tests.rollout.test_cancel import helpers

@@ -14,7 +14,7 @@ from rock.modelservice.client.shards import AdminShards
 from rock.modelservice.hosting.supervise import ServiceProcess
 from rock.modelservice.wire import Lease
 from rock.rollout.grading import SessionBench
-from rock.rollout.outcome import OutcomeClass
+from rock.rollout.records.outcome import OutcomeClass
 from rock.sandbox.local import LocalProvider
 from tests.rollout.exams import PYTEST_AT, PYTEST_ENV, Graded, exam, pytest_mount
 from tests.rollout.live import answering, new_provider

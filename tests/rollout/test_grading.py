@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from rock.rollout.graders import Grader
 from rock.rollout.grading import Grade, grade
-from rock.rollout.outcome import OutcomeClass
-from rock.rollout.taskfiles import TaskFile
+from rock.rollout.inputs.graders import Grader
+from rock.rollout.inputs.taskfiles import TaskFile
+from rock.rollout.records.outcome import OutcomeClass
 from rock.rollout.tasks import humaneval
 from rock.sandbox.base import Sandbox, SandboxSpec
 from tests.rollout.live import new_provider

@@ -14,9 +14,9 @@ from rock.modelservice.hosting.supervise import ServiceProcess
 from rock.modelservice.keys import read_keys
 from rock.modelservice.policies.scripted import turn_of
 from rock.modelservice.wire import Lease
-from rock.rollout.outcome import OutcomeClass
+from rock.rollout.records.outcome import OutcomeClass
+from rock.rollout.records.rundir import read_records
 from rock.rollout.run import RunResult, run
-from rock.rollout.rundir import read_records
 from rock.testing import ScriptedPolicy
 from rock.testing.fake_engine import FakeAnswer, error_reply, fake_openai_server
 from tests.rollout.live import address, new_provider, run_file, wait_until, write_tasks

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from rock.errors import ConfigError
-from rock.rollout.runfile import load_run_file
-from rock.rollout.task import digest_of
+from rock.rollout.inputs.runfile import load_run_file
+from rock.rollout.inputs.task import digest_of
 from rock.rollout.tasks import load_tasks
 
 GOOD = "tasks: tasks.jsonl\nagent: {command: [a]}\n"

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from rock.rollout.graders import Grader
 from rock.rollout.grading import grade
+from rock.rollout.inputs.graders import Grader
 from rock.rollout.tasks import humaneval
 from rock.sandbox.base import Provider, SandboxSpec
 from tests.rollout.live import new_provider

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rock.rollout.workspace import redact_tree
+from rock.rollout.episode.workspace import redact_tree
 from rock.secrets import MARK, register
 from rock.testing.fake_engine import FakeAnswer, error_reply, fake_openai_server
 from tests.rollout.live import write_tasks

@@ -17,10 +17,10 @@ from rock.modelservice.client.client import AdminClient, TrainerClient
 from rock.modelservice.hosting.supervise import ServiceProcess
 from rock.modelservice.policies.scripted import turn_of
 from rock.modelservice.wire import Lease
-from rock.rollout.ledger import State, replay
-from rock.rollout.outcome import OutcomeClass, Phase
-from rock.rollout.record import decode
-from rock.rollout.rundir import read_records
+from rock.rollout.records.ledger import State, replay
+from rock.rollout.records.outcome import OutcomeClass, Phase
+from rock.rollout.records.record import decode
+from rock.rollout.records.rundir import read_records
 from tests.rollout.live import answering, run_file, wait_until, write_tasks
 
 pytestmark = [pytest.mark.userns, pytest.mark.timeout(300)]

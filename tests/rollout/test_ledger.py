@@ -11,7 +11,7 @@ import pytest
 from rock import process
 from rock.config import inherited_environment
 from rock.errors import LedgerError
-from rock.rollout.ledger import (
+from rock.rollout.records.ledger import (
     SCHEMA,
     AttemptEnded,
     AttemptStarted,
@@ -27,7 +27,7 @@ from rock.rollout.ledger import (
     State,
     replay,
 )
-from rock.rollout.outcome import OutcomeClass
+from rock.rollout.records.outcome import OutcomeClass
 
 OPENED = RunOpened(run_id="r")
 GROUP = GroupPlanned(group_id="g", task_id="t", size=2, task_digest="d")
@@ -213,8 +213,8 @@ async def test_half_a_line_that_did_not_fit_is_not_left_before_the_next(tmp_path
 WRITER = """
 import asyncio, sys
 from pathlib import Path
-from rock.rollout.ledger import AttemptEnded, AttemptStarted, GroupPlanned, Ledger, RunOpened
-from rock.rollout.outcome import OutcomeClass
+from rock.rollout.records.ledger import AttemptEnded, AttemptStarted, GroupPlanned, Ledger, RunOpened
+from rock.rollout.records.outcome import OutcomeClass
 
 async def main():
     ledger = Ledger.open(Path(sys.argv[1]))

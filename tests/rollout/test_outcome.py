@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from rock.rollout.outcome import (
+from rock.rollout.records.outcome import (
     TABLE,
     Cause,
     Outcome,

@@ -1,9 +1,9 @@
 """When an agent counts as stuck: what the model service and the sandbox say, on a clock by hand."""
 
 from rock.modelservice.wire.pulse import SessionPulse
-from rock.rollout.outcome import Phase
-from rock.rollout.phases import LEAST_SECONDS, Phases
-from rock.rollout.progress import Watchdog, parse_processes
+from rock.rollout.episode.phases import LEAST_SECONDS, Phases
+from rock.rollout.episode.progress import Watchdog, parse_processes
+from rock.rollout.records.outcome import Phase
 from rock.testing import FakeClock
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from rock.rollout.outcome import Outcome, OutcomeClass, Phase, graded, outcome_of
-from rock.rollout.record import Record, Usage
-from rock.rollout.report import (
+from rock.rollout.records.outcome import Outcome, OutcomeClass, Phase, graded, outcome_of
+from rock.rollout.records.record import Record, Usage
+from rock.rollout.report.report import (
     bootstrap,
     interval,
     pass_at_k,
@@ -12,7 +12,7 @@ from rock.rollout.report import (
     report,
     wilson,
 )
-from rock.rollout.report_text import as_text, rows
+from rock.rollout.report.text import as_text, rows
 
 
 def record(

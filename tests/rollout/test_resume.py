@@ -23,9 +23,9 @@ from rock.modelservice.hosting.server import READY_FILE, Ready
 from rock.modelservice.keys import read_keys
 from rock.modelservice.policies.scripted import turn_of
 from rock.modelservice.wire import Lease
-from rock.rollout.ledger import State, replay
+from rock.rollout.records.ledger import State, replay
+from rock.rollout.records.rundir import read_records
 from rock.rollout.run import EXIT_INTERRUPTED, resume, run
-from rock.rollout.rundir import read_records
 from rock.testing import ScriptedPolicy
 from tests.rollout.live import run_file, wait_until, write_tasks
 

@@ -10,12 +10,19 @@ from rock.modelservice.hosting.supervise import ServiceProcess
 from rock.modelservice.policies.scripted import turn_of
 from rock.modelservice.wire import Lease
 from rock.modelservice.wire.groups import Group
-from rock.rollout.events import AttemptDone, Event, GroupDone, PhaseEntered, RunEnded, RunStarted
-from rock.rollout.outcome import OutcomeClass, Phase
-from rock.rollout.record import Record
+from rock.rollout.records.outcome import OutcomeClass, Phase
+from rock.rollout.records.record import Record
+from rock.rollout.records.rundir import read_records
+from rock.rollout.records.trajectory import read_rows
+from rock.rollout.report.events import (
+    AttemptDone,
+    Event,
+    GroupDone,
+    PhaseEntered,
+    RunEnded,
+    RunStarted,
+)
 from rock.rollout.run import RunResult, run
-from rock.rollout.rundir import read_records
-from rock.rollout.trajectory import read_rows
 from rock.sandbox.docker import DockerProvider
 from tests.conftest import TEST_IMAGE
 from tests.rollout.live import address, answering, new_provider, run_file, write_tasks

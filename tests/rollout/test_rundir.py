@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rock.errors import LedgerError
-from rock.rollout.ledger import RunOpened
-from rock.rollout.outcome import graded
-from rock.rollout.record import Plan, Record, Usage
-from rock.rollout.rundir import RunDir, file_name, read_info, read_records
-from rock.rollout.runfile import RunFile
+from rock.rollout.inputs.runfile import RunFile
+from rock.rollout.records.ledger import RunOpened
+from rock.rollout.records.outcome import graded
+from rock.rollout.records.record import Plan, Record, Usage
+from rock.rollout.records.rundir import RunDir, file_name, read_info, read_records
 
 RUN = RunFile.model_validate({"tasks": "humaneval", "agent": {"command": ["a"]}})
 

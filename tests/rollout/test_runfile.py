@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from rock.errors import ConfigError
-from rock.rollout.changes import differences
-from rock.rollout.graders import Grader
-from rock.rollout.runfile import RunFile, load_run_file
+from rock.rollout.inputs.changes import differences
+from rock.rollout.inputs.graders import Grader
+from rock.rollout.inputs.runfile import RunFile, load_run_file
 
 GOOD: dict[str, Any] = {"tasks": "tasks.jsonl", "agent": {"command": ["agent", "{instruction}"]}}
 

@@ -13,13 +13,13 @@ from rock.errors import ConfigError
 from rock.modelservice.hosting.supervise import ServiceProcess
 from rock.modelservice.policies.scripted import turn_of
 from rock.modelservice.wire import Lease
-from rock.rollout.networks import CLOSED, Reach, Reaches, reaches_of
-from rock.rollout.outcome import OutcomeClass
-from rock.rollout.record import Record
+from rock.rollout.inputs.networks import CLOSED, Reach, Reaches, reaches_of
+from rock.rollout.inputs.runfile import RunFile
+from rock.rollout.inputs.task import Task
+from rock.rollout.records.outcome import OutcomeClass
+from rock.rollout.records.record import Record
+from rock.rollout.records.rundir import read_records
 from rock.rollout.run import RunResult, resume, run
-from rock.rollout.rundir import read_records
-from rock.rollout.runfile import RunFile
-from rock.rollout.task import Task
 from rock.sandbox.base import Provider
 from rock.sandbox.capacity import LOCAL_COST, Admission, Cost, Room
 from rock.sandbox.docker import DockerProvider

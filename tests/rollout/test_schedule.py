@@ -14,14 +14,14 @@ from rock.modelservice.hosting.supervise import ServiceProcess
 from rock.modelservice.policies.scripted import turn_of
 from rock.modelservice.wire import Lease
 from rock.modelservice.wire.groups import ClaimedGroup
-from rock.rollout.events import Event, PhaseEntered
-from rock.rollout.ledger import State, replay
-from rock.rollout.outcome import OutcomeClass, Phase
+from rock.rollout.inputs.runfile import RunFile
 from rock.rollout.planning import Selection
-from rock.rollout.record import Record, decode
+from rock.rollout.records.ledger import State, replay
+from rock.rollout.records.outcome import OutcomeClass, Phase
+from rock.rollout.records.record import Record, decode
+from rock.rollout.records.rundir import read_records
+from rock.rollout.report.events import Event, PhaseEntered
 from rock.rollout.run import RunResult, run
-from rock.rollout.rundir import read_records
-from rock.rollout.runfile import RunFile
 from tests.rollout.live import (
     address,
     answering,

@@ -8,9 +8,9 @@ import pytest
 
 from rock.config import Strict, validated
 from rock.errors import ConfigError
-from rock.rollout.graders import AnyGrader, Grader, WeightedGrader
 from rock.rollout.grading.judge import score_in
 from rock.rollout.grading.scores import from_junit, from_pytest
+from rock.rollout.inputs.graders import AnyGrader, Grader, WeightedGrader
 from rock.sandbox.base import ExecResult, ExecStatus
 
 

@@ -16,9 +16,9 @@ import pytest
 from rock.config import secret_values
 from rock.errors import ConfigError
 from rock.modelservice.keys import read_keys
-from rock.rollout.leaks import refuse_leaks
-from rock.rollout.runfile import RunFile, load_run_file
-from rock.rollout.task import LoadedTask, Task
+from rock.rollout.inputs.leaks import refuse_leaks
+from rock.rollout.inputs.runfile import RunFile, load_run_file
+from rock.rollout.inputs.task import LoadedTask, Task
 from rock.secrets import MARK, RedactingStream, Register, register
 from rock.testing.fake_engine import FakeAnswer, error_reply, fake_openai_server
 from tests.rollout.live import AGENT, GRADER, write_tasks

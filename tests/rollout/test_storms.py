@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from rock.modelservice.planes.plane import EventStream
-from rock.rollout.ledger import replay
-from rock.rollout.outcome import TABLE
-from rock.rollout.record import decode
+from rock.rollout.inputs.runfile import load_run_file
+from rock.rollout.records.ledger import replay
+from rock.rollout.records.outcome import TABLE
+from rock.rollout.records.record import decode
+from rock.rollout.records.rundir import read_records
+from rock.rollout.records.trajectory import read_trajectory
 from rock.rollout.run import run
-from rock.rollout.rundir import read_records
-from rock.rollout.runfile import load_run_file
-from rock.rollout.trajectory import read_trajectory
 from rock.testing.fake_engine import FakeAnswer, chunk, fake_openai_server, frames_of
 from tests.rollout.live import GRADER, new_provider, write_tasks
 

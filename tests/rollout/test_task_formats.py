@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from rock.errors import ConfigError
-from rock.rollout.agent import run_solution
-from rock.rollout.graders import Grader
-from rock.rollout.task import LoadedTask
+from rock.rollout.episode.agent import run_solution
+from rock.rollout.inputs.graders import Grader
+from rock.rollout.inputs.task import LoadedTask
 from rock.rollout.tasks import load_tasks
 from rock.sandbox.base import ExecResult, Sandbox
 from rock.sandbox.local import LocalProvider

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from rock.errors import ConfigError
-from rock.rollout.graders import Grader
-from rock.rollout.task import LoadedTask, digest_of
+from rock.rollout.inputs.graders import Grader
+from rock.rollout.inputs.task import LoadedTask, digest_of
 from rock.rollout.tasks import load_tasks
 
 GOOD: dict[str, Any] = {

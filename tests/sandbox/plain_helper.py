@@ -11,9 +11,16 @@ from pathlib import Path
 
 from rock import process
 from rock.errors import SandboxDied
-from rock.sandbox.channel import Channel, connect_to_path
-from rock.sandbox.execution import Executed
-from rock.sandbox.frames import NO_FLAGS, Ended, ExecFlag, ExecRequest, FrameType, parse_result
+from rock.sandbox.channel.channel import Channel, connect_to_path
+from rock.sandbox.channel.execution import Executed
+from rock.sandbox.channel.frames import (
+    NO_FLAGS,
+    Ended,
+    ExecFlag,
+    ExecRequest,
+    FrameType,
+    parse_result,
+)
 from rock.sandbox.helper import helper_path
 
 PATH = b"/usr/local/bin:/usr/bin:/bin"

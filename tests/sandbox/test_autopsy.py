@@ -15,11 +15,11 @@ import pytest
 
 from rock.config import read_environment
 from rock.errors import SandboxDied
-from rock.sandbox.autopsy import read
 from rock.sandbox.base import Limits, Sandbox, SandboxSpec
 from rock.sandbox.command import DeathCause, ExecResult, ExecStatus
 from rock.sandbox.docker import DockerProvider
-from rock.sandbox.engine import DEFAULT_ADDRESS, Event
+from rock.sandbox.docker.autopsy import read
+from rock.sandbox.docker.engine import DEFAULT_ADDRESS, Event
 from rock.sandbox.local import LocalProvider
 from rock.testing.sandbox_conformance.subject import written
 from tests.conftest import BUSYBOX_IMAGE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rock.sandbox.capture import Capture
+from rock.sandbox.channel.capture import Capture
 
 
 @given(st.lists(st.binary(max_size=40), max_size=30), st.integers(min_value=0, max_value=60))

@@ -16,9 +16,9 @@ import pytest
 
 from rock import process
 from rock.errors import CommandRefused, SandboxDied, SandboxError
-from rock.sandbox import frames
-from rock.sandbox.channel import Channel, connect_to_path
-from rock.sandbox.frames import EndKind, FrameType
+from rock.sandbox.channel import frames
+from rock.sandbox.channel.channel import Channel, connect_to_path
+from rock.sandbox.channel.frames import EndKind, FrameType
 from rock.sandbox.helper import helper_path
 from tests.sandbox.plain_helper import (
     ended,

@@ -14,7 +14,7 @@ from rock.sandbox.base import Provider, SandboxSpec
 from rock.sandbox.docker import DockerProvider
 from rock.sandbox.local import LocalProvider
 from rock.sandbox.remote import RemoteProvider
-from rock.sandbox.server import SandboxServer, serving
+from rock.sandbox.remote.server import SandboxServer, serving
 from rock.testing.sandbox_conformance import CHECKS, Check, Subject
 from tests.conftest import BUSYBOX_IMAGE, TEST_IMAGE
 

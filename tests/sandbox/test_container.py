@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from rock.sandbox.base import Limits, Mount, SandboxSpec
-from rock.sandbox.container import HELPER_CAPABILITIES, container_config
+from rock.sandbox.docker.container import HELPER_CAPABILITIES, container_config
 
 
 def config_of(spec: SandboxSpec) -> dict[str, Any]:

@@ -14,12 +14,12 @@ import pytest
 from rock import process
 from rock.config import inherited_environment, read_environment
 from rock.errors import ConfigError, ProviderUnavailable, SandboxDied, SandboxError
-from rock.sandbox import frames
 from rock.sandbox.base import ExecStatus, Limits, Mount, SandboxSpec
+from rock.sandbox.channel import frames
 from rock.sandbox.docker import DockerProvider
-from rock.sandbox.engine import Container, Engine
+from rock.sandbox.docker.engine import Container, Engine
+from rock.sandbox.docker.reaper import reap
 from rock.sandbox.owner import wall_seconds
-from rock.sandbox.reaper import reap
 from tests.conftest import BUSYBOX_IMAGE, TEST_IMAGE
 
 pytestmark = pytest.mark.docker

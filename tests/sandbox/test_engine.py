@@ -10,7 +10,7 @@ from aiohttp import web
 
 from rock.config import read_environment
 from rock.errors import ProviderUnavailable, SandboxError
-from rock.sandbox.engine import Engine
+from rock.sandbox.docker.engine import Engine
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

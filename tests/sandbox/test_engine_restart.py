@@ -18,10 +18,10 @@ import pytest
 
 from rock.errors import ProviderUnavailable, SandboxDied, SandboxError
 from rock.sandbox.base import ExecStatus, SandboxSpec
-from rock.sandbox.channel_sandbox import ChannelSandbox
-from rock.sandbox.docker import DockerProvider
+from rock.sandbox.box.channel_sandbox import ChannelSandbox
+from rock.sandbox.docker.docker import DockerProvider
+from rock.sandbox.docker.reaper import reap
 from rock.sandbox.pool import PooledProvider, PoolPolicy
-from rock.sandbox.reaper import reap
 from tests.private_engine import PrivateEngine, private_engine
 from tests.sandbox.baseline import Baseline, until_same
 

@@ -9,8 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rock.sandbox import frames
-from rock.sandbox.frames import Decoder, EndKind, ExecRequest, Frame, FrameType, ProtocolError
+from rock.sandbox.channel import frames
+from rock.sandbox.channel.frames import (
+    Decoder,
+    EndKind,
+    ExecRequest,
+    Frame,
+    FrameType,
+    ProtocolError,
+)
 
 KINDS = st.sampled_from(list(FrameType))
 BODIES = st.binary(max_size=200)

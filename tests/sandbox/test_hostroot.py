@@ -4,8 +4,8 @@ import io
 import tarfile
 from pathlib import Path
 
-from rock.sandbox import hostroot
-from rock.sandbox.channel_sandbox import AGENT_UID
+from rock.sandbox.box.channel_sandbox import AGENT_UID
+from rock.sandbox.docker import hostroot
 
 
 def a_host(root: Path) -> Path:

@@ -7,8 +7,8 @@ import pytest
 from aiohttp import web
 
 from rock.errors import ProviderUnavailable, SandboxError
-from rock.sandbox.engine import Engine
-from rock.sandbox.images import Images
+from rock.sandbox.docker.engine import Engine
+from rock.sandbox.docker.images import Images
 from tests.sandbox.plain_helper import until
 from tests.sandbox.test_engine import engine_that
 

@@ -14,9 +14,9 @@ from rock import process
 from rock.config import inherited_environment, read_environment
 from rock.errors import SandboxDied
 from rock.sandbox.base import SandboxSpec
-from rock.sandbox.box_state import BoxState
+from rock.sandbox.box.box_state import BoxState
 from rock.sandbox.docker import DockerProvider
-from rock.sandbox.engine import Engine
+from rock.sandbox.docker.engine import Engine
 from tests.conftest import BUSYBOX_IMAGE
 from tests.sandbox.plain_helper import plain_helper, wait_until_gone
 
@@ -26,7 +26,7 @@ import asyncio, sys
 from pathlib import Path
 from rock.config import read_environment
 from rock.sandbox.base import SandboxSpec
-from rock.sandbox.box_state import BoxState
+from rock.sandbox.box.box_state import BoxState
 from rock.sandbox.docker import DockerProvider
 
 async def main():

@@ -15,10 +15,9 @@ import pytest
 from rock import process
 from rock.config import inherited_environment
 from rock.errors import BadUser, ConfigError, SandboxDied, SandboxError
-from rock.sandbox import box_spec
 from rock.sandbox.base import ExecStatus, Limits, Mount, SandboxSpec
 from rock.sandbox.helper import helper_path
-from rock.sandbox.local import LocalProvider
+from rock.sandbox.local import LocalProvider, box_spec
 from tests.sandbox.plain_helper import is_running, until, wait_until_gone
 
 pytestmark = pytest.mark.userns

@@ -14,12 +14,12 @@ import pytest
 
 from rock import process
 from rock.errors import SandboxDied, SandboxFileError
-from rock.sandbox import frames
-from rock.sandbox.channel import Channel
-from rock.sandbox.execution import Executed
-from rock.sandbox.frames import NO_FLAGS, ExecFlag, ExecRequest
+from rock.sandbox.channel import frames
+from rock.sandbox.channel.channel import Channel
+from rock.sandbox.channel.execution import Executed
+from rock.sandbox.channel.frames import NO_FLAGS, ExecFlag, ExecRequest
+from rock.sandbox.channel.mux import ByteStream, MuxConnector
 from rock.sandbox.helper import helper_path
-from rock.sandbox.mux import ByteStream, MuxConnector
 from tests.sandbox.plain_helper import PATH, ended, until, wait_until_gone
 
 

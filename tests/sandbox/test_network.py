@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from rock.errors import ConfigError
-from rock.sandbox.egress import Egress
+from rock.sandbox.box.egress import Egress
 from rock.sandbox.network import Network, NetworkMode, check_hosts
 
 LISTED = Network(NetworkMode.ALLOWLIST, ("pypi.org", "*.Example.com", "git.x.org:8443", "10.0.0.1"))

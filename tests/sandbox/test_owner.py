@@ -8,9 +8,9 @@ import pytest
 from rock import process
 from rock.config import inherited_environment
 from rock.errors import SandboxError
-from rock.sandbox import rundir
+from rock.sandbox.docker import rundir
+from rock.sandbox.docker.reaper import is_leftover
 from rock.sandbox.owner import EXPIRES, Owner
-from rock.sandbox.reaper import is_leftover
 
 
 async def a_dead_owner() -> Owner:

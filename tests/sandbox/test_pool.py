@@ -14,11 +14,11 @@ import pytest
 
 from rock.errors import CapacityExceeded, ConfigError, SandboxDied
 from rock.sandbox.base import Sandbox, SandboxSpec
+from rock.sandbox.box.stateful import StatefulSandbox
 from rock.sandbox.capacity import LOCAL_COST, Admission, Cost, Room, measure
 from rock.sandbox.local import LocalProvider
 from rock.sandbox.pool import PooledProvider, PoolPolicy
 from rock.sandbox.state import ResetTier
-from rock.sandbox.stateful import StatefulSandbox
 from rock.testing.clock import FakeClock
 from tests.sandbox.plain_helper import until
 

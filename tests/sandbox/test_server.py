@@ -24,7 +24,7 @@ from rock.sandbox.base import Mount, SandboxSpec
 from rock.sandbox.command import DeathCause, ExecStatus
 from rock.sandbox.local import LocalProvider
 from rock.sandbox.remote import RemoteProvider
-from rock.sandbox.server import SandboxServer, serving
+from rock.sandbox.remote.server import SandboxServer, serving
 from rock.testing.sandbox_conformance.subject import until, written
 
 KEY = "the key of the test"

@@ -23,10 +23,10 @@ import pytest
 from rock.config import read_environment
 from rock.errors import SandboxBusy, SandboxDied, SandboxError
 from rock.sandbox.base import ExecStatus, Provider, Sandbox, SandboxSpec
+from rock.sandbox.box.stateful import StatefulSandbox
 from rock.sandbox.docker import DockerProvider
-from rock.sandbox.engine import Engine
+from rock.sandbox.docker.engine import Engine
 from rock.sandbox.local import LocalProvider
-from rock.sandbox.stateful import StatefulSandbox
 from tests.conftest import BUSYBOX_IMAGE
 
 SOAK_SECONDS = 3600

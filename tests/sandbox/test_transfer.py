@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from rock.errors import SandboxDied, SandboxError, SandboxFileError, UnsafeArchive
-from rock.sandbox import frames, transfer
-from rock.sandbox.frames import FrameType
+from rock.sandbox.channel import frames, transfer
+from rock.sandbox.channel.frames import FrameType
 
 DIR, FILE, LINK, DATA, DONE = (
     FrameType.DIR,

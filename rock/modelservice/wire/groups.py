@@ -16,7 +16,7 @@ class GroupEpisode(Input):
     """Place in the group; stable under retry and resume. With redundant members it may be over size."""
     session_id: str | None
     outcome: dict[str, Any]
-    """`rock.rollout.outcome.Outcome` as JSON."""
+    """`rock.rollout.records.outcome.Outcome` as JSON."""
     reward: float | None
     rows: list[TokenRow]
     left_out: dict[str, int] = field(default_factory=dict[str, int])

@@ -29,7 +29,7 @@ from rock.rollout.export.sample import (
     ending_of,
 )
 from rock.rollout.export.splits import split_of_group
-from rock.rollout.record import Record
+from rock.rollout.records.record import Record
 
 
 class _Head(msgspec.Struct):

@@ -20,7 +20,6 @@ from pathlib import Path
 import msgspec
 
 from rock.errors import ExportError
-from rock.rollout.durable import sync_folder, write_atomically
 from rock.rollout.export import manifest as manifests
 from rock.rollout.export.formats import Facts, Format, Reloaded, format_class
 from rock.rollout.export.formats.line import ids
@@ -29,6 +28,7 @@ from rock.rollout.export.options import ExportOptions, options_of
 from rock.rollout.export.sample import Sample
 from rock.rollout.export.source import Group, open_run
 from rock.rollout.export.stream import Reader
+from rock.rollout.records.durable import sync_folder, write_atomically
 
 
 @dataclass(frozen=True, slots=True)

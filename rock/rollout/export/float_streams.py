@@ -16,9 +16,9 @@ from pathlib import Path
 import msgspec
 
 from rock.errors import ConfigError, ExportError
-from rock.rollout.durable import write_all
 from rock.rollout.export.sample import SampleSpan, answers_in
-from rock.rollout.rundir import PLAIN_NAME
+from rock.rollout.records.durable import write_all
+from rock.rollout.records.rundir import PLAIN_NAME
 
 NAN = float("nan")
 BLOCK_BYTES = 1 << 16

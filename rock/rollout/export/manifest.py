@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from rock.errors import ConfigError, ExportError
-from rock.rollout.durable import write_atomically
+from rock.rollout.records.durable import write_atomically
 
 SCHEMA = 1
 FILE_NAME = "manifest.json"

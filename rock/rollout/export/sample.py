@@ -12,7 +12,7 @@ from typing import Any, Literal
 from msgspec import Raw, Struct
 
 from rock.modelservice.wire import AssistantMessage, PartKind
-from rock.rollout.outcome import Outcome, OutcomeClass
+from rock.rollout.records.outcome import Outcome, OutcomeClass
 
 
 class Ending(StrEnum):

@@ -9,6 +9,6 @@ from rock.rollout.grading.command import grade_by_command as grade
 from rock.rollout.grading.exam import Exam, Setting, lay_out
 from rock.rollout.grading.judge import SessionBench
 from rock.rollout.grading.scores import Grade
-from rock.rollout.integrity import Integrity
+from rock.rollout.records.integrity import Integrity
 
 __all__ = ["Exam", "Grade", "Integrity", "SessionBench", "Setting", "grade", "lay_out"]

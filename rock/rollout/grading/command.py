@@ -12,8 +12,6 @@ import secrets
 from pathlib import Path
 
 from rock.errors import BadUser, BadWorkdir, CommandNotFound, SandboxFileError
-from rock.rollout.evidence import describe
-from rock.rollout.graders import Grader
 from rock.rollout.grading.protection import remove_paths
 from rock.rollout.grading.scores import (
     Grade,
@@ -25,7 +23,9 @@ from rock.rollout.grading.scores import (
     scored,
     unusable,
 )
+from rock.rollout.inputs.graders import Grader
 from rock.rollout.placeholders import fill, fill_all, fill_values
+from rock.rollout.records.evidence import describe
 from rock.rollout.staging import make_writable, upload_files
 from rock.sandbox.base import ExecResult, Sandbox
 

@@ -23,14 +23,6 @@ from typing import Self
 import msgspec
 
 from rock.errors import SandboxFileError, TaskError, UnsafeArchive
-from rock.rollout.durable import write_atomically
-from rock.rollout.graders import (
-    AnyGrader,
-    Grader,
-    JudgeGrader,
-    PythonGrader,
-    WeightedGrader,
-)
 from rock.rollout.grading.command import grade_by_command
 from rock.rollout.grading.judge import Bench, Message, grade_by_judge
 from rock.rollout.grading.protection import (
@@ -40,10 +32,18 @@ from rock.rollout.grading.protection import (
 )
 from rock.rollout.grading.python import grade_by_python
 from rock.rollout.grading.scores import Grade, broken
-from rock.rollout.integrity import Integrity
-from rock.rollout.networks import CLOSED_ALWAYS, Reaches, reach
+from rock.rollout.inputs.graders import (
+    AnyGrader,
+    Grader,
+    JudgeGrader,
+    PythonGrader,
+    WeightedGrader,
+)
+from rock.rollout.inputs.networks import CLOSED_ALWAYS, Reaches, reach
+from rock.rollout.inputs.task import LoadedTask
+from rock.rollout.records.durable import write_atomically
+from rock.rollout.records.integrity import Integrity
 from rock.rollout.staging import stage, upload_files
-from rock.rollout.task import LoadedTask
 from rock.sandbox.base import Provider, Sandbox, SandboxSpec
 
 SETUP_SECONDS = 300.0

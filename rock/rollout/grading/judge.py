@@ -27,10 +27,10 @@ from rock.errors import (
 )
 from rock.modelservice import wire
 from rock.modelservice.client.shards import AdminShards
-from rock.rollout.graders import JudgeGrader
 from rock.rollout.grading.scores import Grade, broken, number_of
+from rock.rollout.inputs.graders import JudgeGrader
+from rock.rollout.inputs.task import Task
 from rock.rollout.placeholders import fill
-from rock.rollout.task import Task
 from rock.sandbox.base import Sandbox
 from rock.sandbox.ending import to_the_end
 from rock.secrets import keeping

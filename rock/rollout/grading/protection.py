@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from rock.errors import BadUser, CommandNotFound, SandboxDied, SandboxFileError, TaskError
-from rock.rollout.integrity import MAX_LISTED, Integrity
+from rock.rollout.records.integrity import MAX_LISTED, Integrity
 from rock.sandbox.base import ExecResult, ExecStatus, Sandbox
 from rock.sandbox.ending import to_the_end
 

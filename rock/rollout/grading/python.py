@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from rock.errors import SandboxDied
-from rock.rollout.functions import load_function
-from rock.rollout.graders import PythonGrader
 from rock.rollout.grading.scores import Grade, broken, number_of
-from rock.rollout.outcome import OutcomeClass
-from rock.rollout.task import Task
+from rock.rollout.inputs.functions import load_function
+from rock.rollout.inputs.graders import PythonGrader
+from rock.rollout.inputs.task import Task
+from rock.rollout.records.outcome import OutcomeClass
 from rock.sandbox.base import ExecResult, Sandbox
 
 T = TypeVar("T")

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 from xml.etree import ElementTree
 
-from rock.rollout.evidence import describe
-from rock.rollout.graders import Grader
-from rock.rollout.outcome import OutcomeClass
+from rock.rollout.inputs.graders import Grader
+from rock.rollout.records.evidence import describe
+from rock.rollout.records.outcome import OutcomeClass
 from rock.sandbox.base import ExecResult, ExecStatus
 
 CANNOT_RUN = (126, 127)

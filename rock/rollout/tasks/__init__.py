@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from rock.errors import ConfigError
-from rock.rollout.task import LoadedTask
-from rock.rollout.taskfiles import is_there
+from rock.rollout.inputs.task import LoadedTask
+from rock.rollout.inputs.taskfiles import is_there
 from rock.rollout.tasks import files, humaneval
 
 Adapter: TypeAlias = Callable[[str], list[LoadedTask]]

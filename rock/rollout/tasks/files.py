@@ -8,10 +8,10 @@ from typing import Any, cast
 
 from rock.config import kind_of, validated
 from rock.errors import ConfigError
-from rock.rollout.task import LoadedTask, Task, check_sources
-from rock.rollout.taskfiles import read_text
+from rock.rollout.inputs.plain import read_json, read_yaml
+from rock.rollout.inputs.task import LoadedTask, Task, check_sources
+from rock.rollout.inputs.taskfiles import read_text
 from rock.rollout.tasks import harbor, swe_rows
-from rock.rollout.tasks.plain import read_json, read_yaml
 
 YAML_SUFFIXES = (".yaml", ".yml")
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TypedDict, cast
 
 from rock.errors import ConfigError
-from rock.rollout.graders import Grader
-from rock.rollout.task import LoadedTask, Task
-from rock.rollout.taskfiles import TaskFile
+from rock.rollout.inputs.graders import Grader
+from rock.rollout.inputs.task import LoadedTask, Task
+from rock.rollout.inputs.taskfiles import TaskFile
 
 COUNT = 164
 SOLUTION_FILE = "solution.py"

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from rock.modelservice.wire import AssistantMessage, ToolCall, ToolFunction, Trajectory
-from rock.rollout.outcome import Outcome, OutcomeClass, Phase, graded, outcome_of
+from rock.rollout.records.outcome import Outcome, OutcomeClass, Phase, graded, outcome_of
 from rock.testing.made_run import MadeCall, MadeEpisode, MadeGroup, trajectory_of
 
 IDS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=4)

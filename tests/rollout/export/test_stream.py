@@ -15,7 +15,7 @@ from rock.modelservice.wire import Span, Trajectory
 from rock.rollout.export import FORMATS, ExportOptions, Sample, export, options_of, reload, samples
 from rock.rollout.export.sample import Ending, ending_of
 from rock.rollout.export.stream import samples_of_episode
-from rock.rollout.outcome import TABLE, OutcomeClass, Phase, outcome_of
+from rock.rollout.records.outcome import TABLE, OutcomeClass, Phase, outcome_of
 from rock.testing.made_run import MadeCall, MadeEpisode, MadeGroup, trajectory_of, write_run
 from tests.rollout.export.sessions import (
     answer,

@@ -12,8 +12,8 @@ from rock import process
 from rock.modelservice.hosting.supervise import ServiceProcess
 from rock.modelservice.policies.scripted import turn_of
 from rock.modelservice.wire import Lease
+from rock.rollout.records.rundir import read_records
 from rock.rollout.run import run
-from rock.rollout.rundir import read_records
 from rock.rollout.scheduler.core import Scheduler
 from rock.rollout.scheduler.plan import Cancel, Ending, GroupPlan, SchedulePolicy, Start
 from rock.rollout.scheduler.simulate import World, simulate

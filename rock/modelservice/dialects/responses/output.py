@@ -150,17 +150,16 @@ class MessageItem:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
+def _call_head(type: str, item_id: str, call_id: str, target: Target) -> Object:
+    head: Object = {"type": type, "id": item_id, "call_id": call_id, "name": target.name}
+    return {**head, **_namespace(target)}
+
+
 class FunctionItem:
     """A function call. Arguments go as the model wrote them, valid JSON or not."""
 
     def __init__(self, id: str, target: Target) -> None:
-        self._head: Object = {
-            "type": "function_call",
-            "id": f"fc_{id}",
-            "call_id": id,
-            "name": target.name,
-            **_namespace(target),
-        }
+        self._head = _call_head("function_call", f"fc_{id}", id, target)
         self.begun: Object = {**self._head, "arguments": "", "status": "in_progress"}
         self._text: list[str] = []
 
@@ -182,13 +181,7 @@ class CustomItem:
     """A call of a free-form tool: its text stands inside JSON, so that it is shown as a whole."""
 
     def __init__(self, id: str, target: Target) -> None:
-        self._head: Object = {
-            "type": "custom_tool_call",
-            "id": f"ctc_{id}",
-            "call_id": id,
-            "name": target.name,
-            **_namespace(target),
-        }
+        self._head = _call_head("custom_tool_call", f"ctc_{id}", id, target)
         self.begun: Object = {**self._head, "input": "", "status": "in_progress"}
         self._text: list[str] = []
 

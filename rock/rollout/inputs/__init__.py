@@ -1,0 +1,1 @@
+"""What people write: tasks and run files, checked before anything starts."""

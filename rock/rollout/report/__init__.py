@@ -1,0 +1,1 @@
+"""What people look at: the events of a run, its figures, and runs side by side."""

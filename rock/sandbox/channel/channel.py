@@ -1,0 +1,480 @@
+"""`Channel`: the client of one sandbox's helper. It knows the protocol, not who made the sandbox.
+
+Every request has a connection and, in the sandbox, a process of its own, so none waits for another.
+Closing a connection ends what it asked for. A helper that is gone, or does not answer in time, is
+`SandboxDied`; what the helper refuses is the error class of the step that failed.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import errno
+import os
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from rock.errors import (
+    BadUser,
+    BadWorkdir,
+    CommandNotFound,
+    CommandRefused,
+    SandboxDied,
+    SandboxError,
+    SandboxFileError,
+)
+from rock.sandbox.channel import frames, transfer
+from rock.sandbox.channel.execution import Executed, Execution, Sink
+from rock.sandbox.channel.frames import ExecRequest, Frame, FrameType, Refusal, Stage
+from rock.sandbox.channel.mux import MuxConnector, Refused
+from rock.sandbox.command import ProcessInfo
+
+KILL_GRACE_SECONDS = 15.0
+"""The helper takes up to 10 seconds to end an obstinate command; then it is presumed dead."""
+_CALL_SECONDS = 30.0
+_INLINE_BYTES = 1024 * 1024
+"""Files up to this size are read and written on the event loop: a thread would take longer."""
+T = TypeVar("T")
+_NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
+
+
+class Connector(Protocol):
+    """Makes a new connection to the helper: a non-blocking stream socket, owned by the caller."""
+
+    def __call__(self) -> socket.socket:
+        """Raises `OSError` when the helper is gone, `BlockingIOError` when it has no room yet."""
+        ...
+
+
+def connect_to_path(path: Path) -> Connector:
+    """A connector to the listening unix socket at `path`, which may be longer than an address."""
+
+    def connect() -> socket.socket:
+        conn = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        folder = -1
+        try:
+            folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            conn.connect(f"/proc/self/fd/{folder}/{path.name}")
+        except OSError:
+            conn.close()
+            raise
+        finally:
+            if folder >= 0:
+                os.close(folder)
+        return conn
+
+    return connect
+
+
+def connect_by_control(control: socket.socket) -> Connector:
+    """A connector that passes one end of a new socket pair over the helper's control socket."""
+
+    def connect() -> socket.socket:
+        near, far = socket.socketpair(
+            socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+        )
+        try:
+            socket.send_fds(control, [b"c"], [far.fileno()])
+        except OSError:
+            near.close()
+            raise
+        finally:
+            far.close()
+        return near
+
+    return connect
+
+
+def refused(refusal: Refusal, what: str) -> SandboxError:
+    """The error for a request about `what` that the helper could not carry out."""
+    reason = os.strerror(refusal.errno)
+    match refusal.stage:
+        case Stage.USER:
+            return BadUser(f"{what}: {refusal.text} ({reason})")
+        case Stage.CWD:
+            return BadWorkdir(f"{what}: {reason}")
+        case Stage.PROGRAM if refusal.errno in _NOT_THERE:
+            return CommandNotFound(f"{what}: no such program in the sandbox ({reason})")
+        case Stage.PROGRAM if refusal.errno == errno.E2BIG:
+            bound = frames.MAX_ARGUMENT_BYTES // 1024
+            return CommandRefused(
+                f"{what}: arguments and environment are too large for the kernel (one may have "
+                f"{bound} KiB); pass large text as stdin or as a file"
+            )
+        case Stage.PROGRAM | Stage.PROCESS:
+            return CommandRefused(f"{what}: {refusal.text} ({reason})")
+        case Stage.FILE:
+            return SandboxFileError(f"{what}: {reason}")
+        case Stage.REQUEST | Stage.LISTEN | Stage.LAYER:
+            return SandboxError(f"{what}: {refusal.text} ({reason})")
+
+
+def _program(request: ExecRequest) -> str:
+    return os.fsdecode(request.argv[0]) if request.argv else "(empty command)"
+
+
+def _refused_command(request: ExecRequest, body: bytes) -> SandboxError:
+    refusal = frames.parse_refusal(body)
+    what = _program(request)
+    if refusal.stage is Stage.CWD:
+        what = f"working directory {os.fsdecode(request.cwd)}"
+    if refusal.stage is Stage.USER:
+        what = f"user {os.fsdecode(request.user)}"
+    return refused(refusal, what)
+
+
+class Channel:
+    """Requests to one helper. Safe to use from many tasks of one event loop.
+
+    With a `MuxConnector` nothing is asked of the helper that would make it pass a descriptor.
+    """
+
+    def __init__(
+        self,
+        connect: Connector | MuxConnector,
+        *,
+        silence_seconds: float = KILL_GRACE_SECONDS,
+    ) -> None:
+        self._connector = connect
+        self._relay = connect if isinstance(connect, MuxConnector) else None
+        self.silence_seconds = silence_seconds
+        """How long after a command's own time its end may still come."""
+
+    async def ping(self) -> int:
+        """The helper's protocol version. Raises `SandboxDied` also for one that we do not speak."""
+        frame, _ = await self.call(FrameType.PING, b"", "ping")
+        version, _ = frames.take_u32(frame.body, 0)
+        if version != frames.PROTOCOL_VERSION:
+            raise SandboxDied(f"the helper speaks version {version}, not {frames.PROTOCOL_VERSION}")
+        return version
+
+    async def exec(
+        self,
+        request: ExecRequest,
+        *,
+        stdin: bytes = b"",
+        kept_bytes: int,
+        kill_over_bytes: int | None = None,
+    ) -> Executed:
+        """Run one command to its end. Raises what `Sandbox.exec` does, except for its results."""
+        execution = await self._begin(
+            request, kept_bytes=kept_bytes, kill_over_bytes=kill_over_bytes, stdin=stdin
+        )
+        try:
+            executed = await execution.finish(request.timeout_ms / 1000 + self.silence_seconds)
+        finally:
+            execution.close()
+        if executed.reply is not None and executed.reply.type is FrameType.ERROR:
+            raise _refused_command(request, executed.reply.body)
+        return executed
+
+    async def start(
+        self,
+        request: ExecRequest,
+        *,
+        kept_bytes: int,
+        kill_over_bytes: int | None = None,
+        stdin: bytes | None = b"",
+        status: Sink | None = None,
+        held: bool = False,
+    ) -> tuple[Execution, int]:
+        """A command that runs, and its pid in the sandbox; the request must have `ANNOUNCE`."""
+        execution = await self._begin(
+            request,
+            kept_bytes=kept_bytes,
+            kill_over_bytes=kill_over_bytes,
+            stdin=stdin,
+            status=status,
+            held=held,
+        )
+        try:
+            frame = await execution.started(_CALL_SECONDS)
+            if frame is not None and frame.type is FrameType.ERROR:
+                raise _refused_command(request, frame.body)
+            if frame is None or frame.type is not FrameType.STARTED:
+                raise SandboxDied(f"{_program(request)}: the sandbox went before it ran")
+            return execution, frames.take_u32(frame.body, 0)[0]
+        except BaseException:  # whatever it was, also a cancellation, nothing may be left
+            execution.close()
+            raise
+
+    async def _begin(
+        self,
+        request: ExecRequest,
+        *,
+        kept_bytes: int,
+        kill_over_bytes: int | None,
+        stdin: bytes | None = b"",
+        status: Sink | None = None,
+        held: bool = False,
+    ) -> Execution:
+        try:
+            encoded = frames.encode(FrameType.EXEC, request.encode())
+        except ValueError as exc:
+            raise CommandRefused(f"{_program(request)}: {exc}") from exc
+        execution = Execution(
+            await self._connect(),
+            kept_bytes=kept_bytes,
+            kill_over_bytes=kill_over_bytes,
+            stdin=stdin,
+            status=status,
+            held=held,
+        )
+        try:
+            await execution.start(encoded)
+        except BaseException:  # a cancellation: the helper ends what it has been told of
+            execution.close()
+            raise
+        return execution
+
+    async def read_file(self, path: bytes, *, max_bytes: int) -> bytes:
+        what = f"read {os.fsdecode(path)}"
+        if self._relay is not None:
+            request = frames.text(path) + frames.u32(1)
+            data = await self._transfer(
+                lambda conn: transfer.get_file(conn, request, max_bytes, _refuse(what))
+            )
+            return _at_most(data, max_bytes, what)
+        fd = await self.open(FrameType.READ, frames.text(path) + frames.u32(0), what)
+        try:
+            size = os.fstat(fd).st_size
+            if size > max_bytes:
+                raise SandboxFileError(f"{what}: it has {size} bytes, the bound is {max_bytes}")
+            data = await _in_thread_if_large(size, lambda: _read_up_to(fd, max_bytes + 1))
+        except OSError as exc:
+            raise SandboxFileError(f"{what}: {exc.strerror}") from exc
+        finally:
+            os.close(fd)
+        return _at_most(data, max_bytes, what)
+
+    async def write_file(self, path: bytes, data: bytes, *, mode: int, owner: bytes) -> None:
+        what = f"write {os.fsdecode(path)}"
+        body = frames.text(path) + frames.u32(mode & 0o777) + frames.text(owner)
+        if self._relay is not None:
+            request = body + frames.u32(1)
+            await self._transfer(lambda conn: transfer.put_file(conn, request, data, _refuse(what)))
+            return
+        body += frames.u32(0)
+        conn = await self._connect()
+        try:
+            _, fd = await self._ask(conn, frames.encode(FrameType.WRITE, body), what)
+            try:
+                await _in_thread_if_large(len(data), lambda: _write_all(fd, data))
+            finally:
+                os.close(fd)
+            await self._ask(conn, frames.encode(FrameType.COMMIT), what)
+        except OSError as exc:
+            raise SandboxFileError(f"{what}: {exc.strerror}") from exc
+        finally:
+            conn.close()
+
+    async def make_directory(self, path: bytes, *, mode: int, owner: bytes) -> None:
+        """Make a directory and its parents; it gets this mode and owner even if it was there."""
+        body = frames.text(path) + frames.u32(mode) + frames.text(owner)
+        await self.call(FrameType.MKDIR, body, f"make directory {os.fsdecode(path)}")
+
+    async def upload(self, source: Path, target: bytes, *, owner: bytes) -> None:
+        refuse = _refuse(f"upload to {os.fsdecode(target)}")
+        await self._transfer(lambda conn: transfer.put_tree(conn, source, target, owner, refuse))
+
+    async def download(
+        self, source: bytes, target: Path, *, max_bytes: int, max_entries: int
+    ) -> None:
+        refuse = _refuse(f"download {os.fsdecode(source)}")
+        await self._transfer(
+            lambda conn: transfer.get_tree(
+                conn, source, target, max_bytes=max_bytes, max_entries=max_entries, refuse=refuse
+            )
+        )
+
+    async def listen(self, port: int) -> socket.socket:
+        """A listening socket on 127.0.0.1 of the sandbox; non-blocking, owned by the caller."""
+        if self._relay is not None:
+            mux = await self._relay.ready()
+            try:
+                return await mux.listen(port)
+            except Refused as exc:
+                raise refused(
+                    frames.parse_refusal(exc.frame.body), f"listen on port {port}"
+                ) from exc
+        fd = await self.open(FrameType.LISTEN, frames.u32(port), f"listen on port {port}")
+        listener = socket.socket(fileno=fd)
+        listener.setblocking(False)
+        return listener
+
+    async def list_processes(self) -> list[ProcessInfo]:
+        frame, _ = await self.call(FrameType.LOOK, b"", "list processes")
+        try:
+            return frames.parse_processes(frame.body)
+        except frames.ProtocolError as exc:
+            raise SandboxDied(f"list processes: {exc}") from exc
+
+    async def close(self) -> None:
+        """Close what connections share, if they share anything. Ends no sandbox."""
+        if self._relay is not None:
+            await self._relay.close()
+
+    async def tunnel(self) -> socket.socket:
+        """A connection that carries many; whoever owns it speaks as `mux.Mux` does."""
+        conn = await self._connect()
+        try:
+            await asyncio.get_running_loop().sock_sendall(conn, frames.encode(FrameType.MUX))
+        except OSError as exc:
+            conn.close()
+            raise SandboxDied(f"the sandbox is gone: {exc}") from exc
+        return conn
+
+    async def _connect(self) -> socket.socket:
+        if self._relay is not None:
+            await self._relay.ready()
+        try:
+            async with asyncio.timeout(_CALL_SECONDS):
+                while True:
+                    try:
+                        return self._connector()
+                    except BlockingIOError:
+                        await asyncio.sleep(0.002)  # the helper's queue of connections is full
+        except TimeoutError as exc:
+            raise SandboxDied("the sandbox takes no connection") from exc
+        except OSError as exc:
+            raise SandboxDied(f"the sandbox is gone: {exc.strerror}") from exc
+
+    async def open(self, kind: FrameType, body: bytes, what: str) -> int:
+        """The descriptor that answers a request, owned by the caller."""
+        _, fd = await self.call(kind, body, what)
+        if fd < 0:
+            raise SandboxDied(f"{what}: the helper sent no descriptor")
+        return fd
+
+    async def call(
+        self, kind: FrameType, body: bytes, what: str, *, descriptors: Sequence[int] = ()
+    ) -> tuple[Frame, int]:
+        """One request on a connection of its own; the reply and its descriptor (-1: none).
+
+        Raises `SandboxDied`, and the error of what the helper refuses, which is told as `what`.
+        """
+        conn = await self._connect()
+        try:
+            return await self._ask(conn, frames.encode(kind, body), what, descriptors)
+        finally:
+            conn.close()
+
+    async def _ask(
+        self, conn: socket.socket, request: bytes, what: str, descriptors: Sequence[int] = ()
+    ) -> tuple[Frame, int]:
+        """One request, one reply and its descriptor (-1: none). Raises what the reply refuses."""
+        fd = -1
+        try:
+            async with asyncio.timeout(_CALL_SECONDS):
+                # The first bytes of a new connection never block; descriptors travel with them.
+                done = socket.send_fds(conn, [request], descriptors) if descriptors else 0
+                if done < len(request):
+                    rest = memoryview(request)[done:]
+                    await asyncio.get_running_loop().sock_sendall(conn, rest)
+                frame, fd = await _receive(conn)
+        except TimeoutError as exc:
+            raise SandboxDied(f"{what}: no answer in {_CALL_SECONDS:.0f} seconds") from exc
+        except (OSError, frames.ProtocolError) as exc:
+            raise SandboxDied(f"{what}: the sandbox is gone ({exc})") from exc
+        if frame.type is FrameType.ERROR:
+            raise refused(frames.parse_refusal(frame.body), what)
+        if frame.type is FrameType.LOST:
+            raise SandboxDied(f"{what}: the helper's process was killed")
+        return frame, fd
+
+    async def _transfer(self, work: Callable[[socket.socket], T]) -> T:
+        """Run blocking `work` in a thread; cancellation cuts its connection, then waits for it."""
+        conn = await self._connect()
+        try:
+            return await _in_thread(
+                lambda: work(conn), on_cancel=lambda: conn.shutdown(socket.SHUT_RDWR)
+            )
+        finally:
+            conn.close()
+
+
+def _refuse(what: str) -> Callable[[bytes], SandboxError]:
+    return lambda body: refused(frames.parse_refusal(body), what)
+
+
+def _at_most(data: bytes, max_bytes: int, what: str) -> bytes:
+    if len(data) > max_bytes:
+        raise SandboxFileError(f"{what}: it is over {max_bytes} bytes")
+    return data
+
+
+async def _receive(conn: socket.socket) -> tuple[Frame, int]:
+    decoder = frames.Decoder()
+    descriptors: list[int] = []
+    try:
+        while True:
+            await _readable(conn)
+            try:
+                data = _receive_some(conn, descriptors)
+            except BlockingIOError:
+                continue
+            if not data:
+                raise ConnectionResetError("the helper closed the connection")
+            for frame in decoder.feed(data):
+                return frame, descriptors.pop() if descriptors else -1
+    finally:
+        for fd in descriptors:
+            os.close(fd)
+
+
+def _receive_some(conn: socket.socket, descriptors: list[int]) -> bytes:
+    """Like `socket.recv_fds`, which loses its flags: what is received must not reach children."""
+    room = socket.CMSG_LEN(array.array("i").itemsize)
+    data, parts, _, _ = conn.recvmsg(65536, room, socket.MSG_CMSG_CLOEXEC)
+    for level, kind, content in parts:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors.extend(array.array("i", content))
+    return data
+
+
+async def _readable(conn: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        if not future.done():
+            future.set_result(None)
+
+    loop.add_reader(conn, wake)
+    try:
+        await future
+    finally:
+        loop.remove_reader(conn)
+
+
+async def _in_thread_if_large(size: int, work: Callable[[], T]) -> T:
+    return work() if size <= _INLINE_BYTES else await _in_thread(work)
+
+
+async def _in_thread(work: Callable[[], T], on_cancel: Callable[[], None] = lambda: None) -> T:
+    """`work` in a thread. A cancelled caller waits for it too: the thread uses its descriptors."""
+    task = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        on_cancel()
+        await asyncio.wait((task,))
+        if not task.cancelled():
+            task.exception()  # retrieved: what the cancellation broke off is no news
+        raise
+
+
+def _read_up_to(fd: int, size: int) -> bytes:
+    parts: list[bytes] = []
+    while size > 0 and (data := os.read(fd, min(size, _INLINE_BYTES))):
+        parts.append(data)
+        size -= len(data)
+    return b"".join(parts)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

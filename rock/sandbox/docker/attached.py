@@ -1,0 +1,89 @@
+"""Sandboxes that another process made: the view from above, for people and tools.
+
+A container's control socket is in a directory of this user (`rundir`), and so is what it is; a local
+sandbox can be reached through its own harness only, which is what `rock sandbox serve` is for. What is
+attached is used, never owned: only an explicit `stop` ends it.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import msgspec
+
+from rock.errors import BadRequest, NotFound, SandboxError
+from rock.sandbox import api
+from rock.sandbox.box.box_state import BoxState
+from rock.sandbox.box.channel_sandbox import ChannelSandbox, Identity
+from rock.sandbox.box.stateful import Box
+from rock.sandbox.channel.channel import Channel, connect_to_path
+from rock.sandbox.docker import rundir
+from rock.sandbox.docker.container import SOCKET_NAME
+from rock.sandbox.docker.engine import Engine
+from rock.sandbox.owner import wall_seconds
+
+
+class HereSource:
+    """The docker sandboxes of this user on this machine."""
+
+    def __init__(self, engine: Engine, base: Path | None = None) -> None:
+        self._engine = engine
+        self._base = base or rundir.default_base()
+
+    async def list(self) -> list[api.SandboxInfo]:
+        found: list[api.SandboxInfo] = []
+        for folder, data in rundir.descriptions(self._base):
+            try:
+                info = api.decode(data, api.SandboxInfo)
+            except BadRequest:
+                continue  # of another version of rock
+            age = wall_seconds() - (folder / "sandbox.json").stat().st_mtime
+            found.append(msgspec.structs.replace(info, age_seconds=age))
+        return found
+
+    def attach(self, info: api.SandboxInfo) -> ChannelSandbox:
+        socket = self._base / info.id / "run" / SOCKET_NAME
+        channel = Channel(connect_to_path(socket))
+
+        async def remove() -> None:
+            try:
+                await self._engine.remove(f"rock-{info.id}")
+            finally:
+                rundir.remove(self._base / info.id)
+
+        state = BoxState(channel, "attached", None, pausable=False)
+        box = Box(id=info.id, channel=channel, state=state, remove=remove)
+        profile = info.profile
+        sandbox = ChannelSandbox(
+            box, info.spec, rlimits=profile.rlimits, variables=profile.variables
+        )
+        sandbox.identity = Identity(profile.user, profile.home)
+        return sandbox
+
+    async def close(self) -> None:
+        await self._engine.close()
+
+
+def only(infos: list[api.SandboxInfo], wanted: str) -> api.SandboxInfo:
+    """The sandbox whose id begins with `wanted`. Raises `NotFound`, `SandboxError` if several do."""
+    found = [info for info in infos if info.id.startswith(wanted)]
+    if not found:
+        raise NotFound(f"there is no sandbox {wanted}; `rock sandbox ps` lists them")
+    if len(found) > 1:
+        raise SandboxError(f"{wanted} is the beginning of {len(found)} ids; write more of it")
+    return found[0]
+
+
+def ages(seconds: float) -> str:
+    """A short age for people."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{seconds / size:.1f}{unit}"
+    return f"{seconds:.0f}s"
+
+
+def cpu_shares(before: dict[int, float], after: dict[int, float], began: float) -> dict[int, float]:
+    """CPU of each process since `began` (monotonic), as a share of one core."""
+    elapsed = max(time.monotonic() - began, 1e-6)
+    return {pid: (used - before.get(pid, used)) / elapsed for pid, used in after.items()}

@@ -1,0 +1,284 @@
+"""A container's files in layers: directories of the host, put in place from outside.
+
+The engine's own way to a fresh container takes half a second. Here the container stays, and its root
+directory is replaced: an overlay of a fresh directory above the image's own is made on the host and
+put in the place of the present root (`native/layers.c`: ATTACH). That takes root on the host, an engine
+whose image layers are directories (`overlay2`) that this process can see, and a disk that overlays may
+write to. Where something of that is missing, `open_keeper` or `begin` says what, and the provider goes on
+without: a reset is then another container.
+
+The engine knows nothing of it: `docker diff`, `docker cp` and `docker commit` see the container as it
+was made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rock import process
+from rock.errors import SandboxDied, SandboxError
+from rock.sandbox.box.layering import Layers, open_directory
+from rock.sandbox.channel import frames
+from rock.sandbox.channel.channel import Channel, connect_by_control
+from rock.sandbox.channel.frames import FrameType
+from rock.sandbox.docker import rundir
+from rock.sandbox.ending import to_the_end
+from rock.sandbox.helper import helper_path
+from rock.sandbox.owner import Owner
+from rock.sandbox.state import Held, Layer
+
+log = logging.getLogger(__name__)
+
+STOP_SECONDS = 5.0
+REMOVED_AT_ONCE = 100
+_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerRoot:
+    """What a container's root is made of, as its engine says: directories of the host, topmost first."""
+
+    pid: int
+    lower: tuple[str, ...]
+
+
+def why_impossible() -> str:
+    """Why this process cannot replace the roots of containers, or nothing."""
+    if os.geteuid() != 0:
+        return "the harness is not root on the machine of the engine"
+    if Path("/proc/self/uid_map").read_text().split()[2:3] != ["4294967295"]:
+        return "the harness is root of a user namespace only"
+    return ""
+
+
+def all_here(directories: Sequence[str]) -> bool:
+    """Whether this process sees all of them."""
+    return all(Path(path).is_dir() for path in directories)
+
+
+class HostLayer(Held):
+    """A directory of the host with what was written (`u`)."""
+
+    def __init__(self, keeper: Keeper, folder: Path) -> None:
+        super().__init__(self._drop)
+        self._keeper = keeper
+        self.folder = folder
+
+    def names(self) -> tuple[str, ...]:
+        """What is at the top of it; a removed entry of a lower layer counts too."""
+        return tuple(sorted(path.name for path in (self.folder / "u").iterdir()))
+
+    def _drop(self) -> None:
+        self._keeper.trash(self.folder)
+
+
+class Keeper:
+    """The helper on the host side, one for all containers of a provider, and its directory of layers."""
+
+    def __init__(self, base: Path) -> None:
+        self._base = base
+        self._folder: Path | None = None
+        self._numbers = itertools.count(1)
+        self._process: process.Process | None = None
+        self._control: socket.socket | None = None
+        self._opening = asyncio.Lock()
+        self._trash: list[Path] = []
+        self._emptying: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def open(self) -> Channel:
+        """The channel to the helper, started at first use. Raises `SandboxError`."""
+        async with self._opening:
+            if self._closed:
+                raise SandboxDied("this provider is closed")
+            if self._control is None:
+                await self._start()
+            assert self._control is not None
+            return Channel(connect_by_control(self._control))
+
+    async def _start(self) -> None:
+        if self._folder is None:
+            name = f"layers-{os.getpid()}-{id(self):x}"
+            self._folder = rundir.make(self._base, name, Owner.current())
+        near, far = socket.socketpair(
+            socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+        )
+        try:
+            self._process = await process.start(
+                [helper_path(), "keep", "--control-fd", str(far.fileno())],
+                env={},
+                stdout=process.DEVNULL,
+                stderr=process.DEVNULL,
+                pass_fds=(far.fileno(),),
+            )
+        except BaseException:
+            near.close()
+            raise
+        finally:
+            far.close()
+        self._control = near
+
+    def new_folder(self) -> Path:
+        """A directory for one layer."""
+        assert self._folder is not None
+        folder = self._folder / f"{next(self._numbers)}"
+        folder.mkdir(mode=0o700)
+        return folder
+
+    def trash(self, folder: Path) -> None:
+        """Delete a layer, off the caller's path."""
+        if self._closed:
+            return  # the whole directory goes
+        self._trash.append(folder)
+        if self._emptying is None or self._emptying.done():
+            self._emptying = asyncio.ensure_future(self._empty())
+
+    async def _empty(self) -> None:
+        """By another process: deleting thousands of files in a thread would hold up the event loop."""
+        while self._trash:
+            folders, self._trash = self._trash[:REMOVED_AT_ONCE], self._trash[REMOVED_AT_ONCE:]
+            removing = await process.start(
+                ["nice", "rm", "-rf", "--", *folders],
+                env={"PATH": _PATH},
+                stderr=process.DEVNULL,
+            )
+            await removing.wait()
+
+    async def close(self) -> None:
+        """End the helper and delete every layer. Safe to call twice."""
+        self._closed = True
+        await to_the_end(self._close())
+
+    async def _close(self) -> None:
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._process is not None:
+            await process.stop(self._process, grace_seconds=STOP_SECONDS)
+        if self._emptying is not None:
+            self._trash.clear()
+            await asyncio.wait([self._emptying])
+        if self._folder is not None:
+            await asyncio.to_thread(rundir.remove, self._folder)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A root that waits for its container: `root` is a descriptor of it, mounted nowhere."""
+
+    below: tuple[Layer, ...]
+    layer: HostLayer
+    root: int
+
+    def discard(self) -> None:
+        os.close(self.root)
+        self.layer.release()
+
+
+class HostLayers(Layers):
+    """Layers of one container. The root of the next reset is made ahead of time."""
+
+    def __init__(self, keeper: Keeper, root: ContainerRoot) -> None:
+        self._keeper = keeper
+        self._root = root
+        self._process = -1
+        self._namespace = -1
+        self._ready: asyncio.Task[_Prepared] | None = None
+
+    async def begin(self) -> Layer | None:
+        try:
+            # Open directories of a process are never another one's, whatever becomes of its number.
+            self._process = os.open(f"/proc/{self._root.pid}", os.O_PATH | os.O_DIRECTORY)
+            self._namespace = os.open("ns/mnt", os.O_RDONLY, dir_fd=self._process)
+        except OSError as exc:
+            raise SandboxDied(f"the container is gone ({exc.strerror})") from exc
+        layer, _ = await self.swap(())
+        return layer
+
+    async def swap(self, below: Sequence[Layer]) -> tuple[Layer, tuple[str, ...]]:
+        prepared = await self._prepared(tuple(below))
+        try:
+            found = prepared.layer.names()
+            await self._attach(prepared.root)
+        except BaseException:
+            prepared.discard()
+            raise
+        os.close(prepared.root)
+        return prepared.layer, found
+
+    def expect(self, below: Sequence[Layer]) -> None:
+        if self._ready is None and self._process >= 0:
+            self._ready = asyncio.ensure_future(self._prepare(tuple(below)))
+
+    async def open_upper(self, layer: Layer) -> int:
+        assert isinstance(layer, HostLayer)
+        return open_directory(layer.folder / "u")
+
+    async def keep(self, layer: Layer) -> None:
+        """A directory stays until it is deleted."""
+
+    async def end(self) -> None:
+        ready, self._ready = self._ready, None
+        if ready is not None:
+            await asyncio.wait([ready])
+            _forget(ready)
+        for fd in (self._process, self._namespace):
+            if fd >= 0:
+                os.close(fd)
+        self._process = self._namespace = -1
+
+    async def _prepared(self, below: tuple[Layer, ...]) -> _Prepared:
+        ready, self._ready = self._ready, None
+        if ready is not None:
+            try:
+                prepared = await asyncio.shield(ready)
+            except asyncio.CancelledError:
+                ready.add_done_callback(_forget)
+                raise
+            except SandboxError as exc:
+                log.debug("a root could not be made ahead of time: %s", exc.message)
+            else:
+                if prepared.below == below:
+                    return prepared
+                prepared.discard()
+        return await self._prepare(below)
+
+    async def _prepare(self, below: tuple[Layer, ...]) -> _Prepared:
+        channel = await self._keeper.open()
+        layer = HostLayer(self._keeper, self._keeper.new_folder())
+        lower = [str(other.folder / "u") for other in below if isinstance(other, HostLayer)]
+        lower += self._root.lower
+        body = frames.text(os.fsencode(layer.folder))
+        body += frames.texts([os.fsencode(path) for path in lower])
+        try:
+            root = await channel.open(FrameType.PREPARE, body, "prepare a root")
+        except BaseException:
+            layer.release()
+            raise
+        return _Prepared(below, layer, root)
+
+    async def _attach(self, root: int) -> None:
+        channel = await self._keeper.open()
+        try:
+            table = os.open("mountinfo", os.O_RDONLY, dir_fd=self._process)
+        except OSError as exc:
+            raise SandboxDied(f"the container is gone ({exc.strerror})") from exc
+        try:
+            given = [root, self._namespace, table]
+            what = "change the container's root"
+            await channel.call(FrameType.ATTACH, b"", what, descriptors=given)
+        finally:
+            os.close(table)
+
+
+def _forget(ready: asyncio.Task[_Prepared]) -> None:
+    """What was made ahead of time and is wanted by nobody."""
+    if not ready.cancelled() and ready.exception() is None:
+        ready.result().discard()

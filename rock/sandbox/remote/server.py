@@ -1,0 +1,360 @@
+"""A provider's sandboxes over HTTP, for harnesses and people on other machines.
+
+Whoever has the key can do with a sandbox what its owner can, and with this host no more: host directories
+are mounted only if the server was told that they may be. A sandbox whose client has gone is stopped when
+its lease runs out. Handlers parse, call and render; errors become answers in one place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from aiohttp import WSCloseCode, WSMsgType, web
+
+import rock
+from rock.errors import (
+    BadRequest,
+    ConfigError,
+    NotFound,
+    RockError,
+    SandboxDied,
+    SandboxError,
+    Unauthorized,
+)
+from rock.sandbox import api
+from rock.sandbox.base import Provider, SandboxSpec
+from rock.sandbox.box.channel_sandbox import ChannelSandbox
+from rock.sandbox.command import Overflow
+from rock.sandbox.remote.snapshot_book import SnapshotBook
+
+log = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 256 * 1024 * 1024
+_SWEEP_SECONDS = 1.0
+_RELAY_BYTES = 256 * 1024
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass
+class _Served:
+    """One sandbox and its client's lease."""
+
+    sandbox: ChannelSandbox
+    lease_seconds: float
+    born: float = field(default_factory=time.monotonic)
+    seen: float = field(default_factory=time.monotonic)
+    channels: int = 0
+
+    def expired(self, now: float) -> bool:
+        return (
+            bool(self.lease_seconds) and not self.channels and now - self.seen > self.lease_seconds
+        )
+
+
+class SandboxServer:
+    """The application. `async with`; leaving it stops every sandbox that it made."""
+
+    def __init__(self, provider: Provider, *, key: str, allow_mounts: bool = False) -> None:
+        self._provider = provider
+        self._key = key
+        self._allow_mounts = allow_mounts
+        self._served: dict[str, _Served] = {}
+        self._snapshots = SnapshotBook(time.monotonic)
+        self._sockets: set[web.WebSocketResponse] = set()
+        self._sweeping: asyncio.Task[None] | None = None
+
+    def app(self) -> web.Application:
+        app = web.Application(middlewares=[self._checked], client_max_size=MAX_BODY_BYTES)
+        app.on_shutdown.append(self._hang_up)
+        one = "/v1/sandboxes/{id}"
+        app.add_routes(
+            [
+                web.get("/openapi.json", self._document),
+                web.get("/v1/health", self._health),
+                web.get("/v1/sandboxes", self._list),
+                web.post("/v1/sandboxes", self._create),
+                web.get(one, self._show),
+                web.delete(one, self._stop),
+                web.post(f"{one}/exec", self._exec),
+                web.get(f"{one}/processes", self._processes),
+                web.get(f"{one}/file", self._read),
+                web.put(f"{one}/file", self._write),
+                web.get(f"{one}/channel", self._channel),
+                web.get(f"{one}/death", self._death),
+                web.post(f"{one}/renew", self._renew),
+                web.post(f"{one}/reset", self._reset),
+                web.get(f"{one}/diff", self._diff),
+                web.post(f"{one}/snapshot", self._snapshot),
+                web.post(f"{one}/restore", self._restore),
+                web.get("/v1/snapshots", self._list_snapshots),
+                web.delete("/v1/snapshots/{id}", self._drop_snapshot),
+                web.post("/v1/snapshots/{id}/renew", self._renew_snapshot),
+                web.post(f"{one}/pause", self._pause),
+                web.post(f"{one}/resume", self._resume),
+            ]
+        )
+        return app
+
+    async def __aenter__(self) -> SandboxServer:
+        self._sweeping = asyncio.ensure_future(self._sweep())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            await asyncio.gather(self._sweeping, return_exceptions=True)
+        await self._provider.close()
+
+    async def _hang_up(self, app: web.Application) -> None:
+        """Streams have no end of their own that a shutdown could wait for."""
+        for socket in list(self._sockets):
+            await socket.close(code=WSCloseCode.GOING_AWAY)
+
+    async def _sweep(self) -> None:
+        """Stop what no client has asked for during its lease."""
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            self._snapshots.drop_expired()
+            now = time.monotonic()
+            for name, served in list(self._served.items()):
+                if served.expired(now):
+                    log.info("sandbox %s is stopped: its client is gone", name)
+                    await self._forget(name)
+
+    async def _forget(self, name: str) -> None:
+        served = self._served.pop(name, None)
+        if served is not None:
+            try:
+                await served.sandbox.stop()
+            except SandboxError as exc:
+                log.warning("sandbox %s is left to the reaper: %s", name, exc.message)
+
+    @web.middleware
+    async def _checked(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """The key first; then errors as JSON, as long as nothing was sent."""
+        try:
+            given = request.headers.get("Authorization", "").removeprefix("Bearer ").encode()
+            if not hmac.compare_digest(given, self._key.encode()):
+                raise Unauthorized("the key is missing or wrong (Authorization: Bearer KEY)")
+            return await handler(request)
+        except RockError as exc:
+            cause = exc.cause if isinstance(exc, SandboxDied) else None
+            body = api.ErrorBody(code=exc.code, message=exc.message, cause=cause)
+            return _json(body, status=exc.status)
+
+    def _of(self, request: web.Request) -> _Served:
+        served = self._served.get(request.match_info["id"])
+        if served is None:
+            raise NotFound(f"there is no sandbox {request.match_info['id']}")
+        served.seen = time.monotonic()
+        return served
+
+    def _info(self, name: str, served: _Served) -> api.SandboxInfo:
+        return api.info_of(
+            served.sandbox,
+            sandbox_id=name,
+            provider=self._provider.name,
+            age_seconds=time.monotonic() - served.born,
+        )
+
+    async def _document(self, request: web.Request) -> web.Response:
+        return _json(api.document(rock.__version__))
+
+    async def _health(self, request: web.Request) -> web.Response:
+        found = await self._provider.probe()
+        return _json(
+            api.Health(
+                provider=self._provider.name,
+                available=found.available,
+                detail=found.detail,
+                remedy=found.remedy,
+                sandboxes=len(self._served),
+            )
+        )
+
+    async def _list(self, request: web.Request) -> web.Response:
+        return _json([self._info(name, served) for name, served in self._served.items()])
+
+    async def _create(self, request: web.Request) -> web.Response:
+        asked = api.decode(await request.read(), api.CreateRequest)
+        self._check_mounts(asked.spec)
+        kept = None if asked.snapshot is None else self._snapshots.get(asked.snapshot).snapshot
+        sandbox = await self._provider.create(asked.spec, snapshot=kept)
+        if not isinstance(sandbox, ChannelSandbox):
+            await sandbox.stop()
+            raise SandboxError(f"the provider {self._provider.name} cannot be served")
+        name = secrets.token_hex(8)
+        self._served[name] = _Served(sandbox, asked.lease_seconds)
+        return _json(self._info(name, self._served[name]))
+
+    def _check_mounts(self, spec: SandboxSpec) -> None:
+        if spec.mounts and not self._allow_mounts:
+            raise ConfigError("mounts: this server shows none of its host's directories")
+
+    async def _show(self, request: web.Request) -> web.Response:
+        return _json(self._info(request.match_info["id"], self._of(request)))
+
+    async def _stop(self, request: web.Request) -> web.Response:
+        await self._forget(request.match_info["id"])
+        return _json({})
+
+    async def _exec(self, request: web.Request) -> web.Response:
+        asked = api.decode(await request.read(), api.ExecRequestBody)
+        served = self._of(request)
+        result = await served.sandbox.exec(
+            asked.argv,
+            timeout_seconds=asked.timeout_seconds,
+            cwd=asked.cwd,
+            env=asked.env,
+            user=asked.user,
+            stdin=asked.stdin,
+            output_limit_bytes=asked.output_limit_bytes,
+            overflow=_overflow(asked.overflow),
+        )
+        served.seen = time.monotonic()
+        return _json(result)
+
+    async def _processes(self, request: web.Request) -> web.Response:
+        return _json(await self._of(request).sandbox.list_processes())
+
+    async def _read(self, request: web.Request) -> web.Response:
+        data = await self._of(request).sandbox.read_file(_path(request))
+        return web.Response(body=data, content_type="application/octet-stream")
+
+    async def _write(self, request: web.Request) -> web.Response:
+        try:
+            mode = int(request.query.get("mode", "644"), 8)
+        except ValueError:
+            raise BadRequest("mode: expected an octal number", param="mode") from None
+        sandbox = self._of(request).sandbox
+        await sandbox.write_file(_path(request), await request.read(), mode=mode)
+        return _json({})
+
+    async def _death(self, request: web.Request) -> web.Response:
+        return _json(await self._of(request).sandbox.death())
+
+    async def _renew(self, request: web.Request) -> web.Response:
+        self._of(request)
+        return _json({})
+
+    async def _reset(self, request: web.Request) -> web.Response:
+        return _json(await self._of(request).sandbox.reset())
+
+    async def _diff(self, request: web.Request) -> web.Response:
+        return _json(await self._of(request).sandbox.diff())
+
+    async def _snapshot(self, request: web.Request) -> web.Response:
+        asked = api.decode(await request.read(), api.SnapshotRequest)
+        name, served = request.match_info["id"], self._of(request)
+        self._snapshots.check_room()
+        snapshot = await served.sandbox.snapshot()
+        kept = self._snapshots.keep(snapshot, sandbox=name, lease_seconds=asked.lease_seconds)
+        return _json(api.SnapshotInfo(id=kept, sandbox=name, age_seconds=0.0))
+
+    async def _restore(self, request: web.Request) -> web.Response:
+        asked = api.decode(await request.read(), api.RestoreRequest)
+        kept = self._snapshots.get(asked.snapshot)
+        return _json(await self._of(request).sandbox.restore(kept.snapshot))
+
+    async def _list_snapshots(self, request: web.Request) -> web.Response:
+        now = time.monotonic()
+        return _json(
+            [
+                api.SnapshotInfo(id=name, sandbox=kept.sandbox, age_seconds=now - kept.born)
+                for name, kept in self._snapshots
+            ]
+        )
+
+    async def _drop_snapshot(self, request: web.Request) -> web.Response:
+        self._snapshots.drop(request.match_info["id"])
+        return _json({})
+
+    async def _renew_snapshot(self, request: web.Request) -> web.Response:
+        self._snapshots.get(request.match_info["id"])
+        return _json({})
+
+    async def _pause(self, request: web.Request) -> web.Response:
+        await self._of(request).sandbox.pause()
+        return _json({})
+
+    async def _resume(self, request: web.Request) -> web.Response:
+        await self._of(request).sandbox.resume()
+        return _json({})
+
+    async def _channel(self, request: web.Request) -> web.StreamResponse:
+        """Bytes both ways between a WebSocket and a tunnel to the helper, each at the other's pace."""
+        served = self._of(request)
+        conn = await served.sandbox.channel.tunnel()
+        loop = asyncio.get_running_loop()
+        socket = web.WebSocketResponse(max_msg_size=0, heartbeat=30.0)
+        served.channels += 1
+        self._sockets.add(socket)
+        try:
+            await socket.prepare(request)
+
+            async def out() -> None:
+                with contextlib.suppress(OSError):
+                    while data := await loop.sock_recv(conn, _RELAY_BYTES):
+                        await socket.send_bytes(data)
+                await socket.close()
+
+            sending = asyncio.ensure_future(out())
+            try:
+                async for message in socket:
+                    if message.type is WSMsgType.BINARY:
+                        await loop.sock_sendall(conn, message.data)
+            except OSError:
+                pass  # the sandbox has gone: the client sees the end of the stream
+            finally:
+                sending.cancel()
+                await asyncio.gather(sending, return_exceptions=True)
+        finally:
+            conn.close()
+            self._sockets.discard(socket)
+            served.channels -= 1
+            served.seen = time.monotonic()
+        return socket
+
+
+def _json(value: object, *, status: int = 200) -> web.Response:
+    return web.Response(body=api.encode(value), status=status, content_type="application/json")
+
+
+def _path(request: web.Request) -> str:
+    path = request.query.get("path", "")
+    if not path:
+        raise BadRequest("path: missing", param="path")
+    return path
+
+
+def _overflow(given: str) -> Overflow:
+    if given == "kill":
+        return "kill"
+    if given == "truncate":
+        return "truncate"
+    raise BadRequest(f"overflow: got {given!r}, expected kill or truncate", param="overflow")
+
+
+@asynccontextmanager
+async def serving(
+    server: SandboxServer, *, host: str = "127.0.0.1", port: int = 0
+) -> AsyncGenerator[str]:
+    """The server's address, while it listens."""
+    runner = web.AppRunner(server.app(), handler_cancellation=True, shutdown_timeout=5.0)
+    async with server:
+        await runner.setup()
+        try:
+            site = web.TCPSite(runner, host, port)
+            await site.start()
+            name, number = runner.addresses[0][:2]
+            yield f"http://{name}:{number}"
+        finally:
+            await runner.cleanup()
