@@ -50,10 +50,9 @@ class PrivateEngine:
         argv += ["--bridge=none", "--iptables=false", "--ip6tables=false", "--ip-forward=false"]
         argv += ["--shutdown-timeout=5", *(["--live-restore"] if self._live_restore else [])]
         (self._folder / "pid").unlink(missing_ok=True)
+        env = {**inherited_environment(), "TMPDIR": str(self._folder)}
         with (self._folder / "log").open("ab") as log:
-            self._process = await process.start(
-                argv, env=inherited_environment(), stdout=log, stderr=log
-            )
+            self._process = await process.start(argv, env=env, stdout=log, stderr=log)
         deadline = time.monotonic() + START_SECONDS
         while not await self._answers():
             if self._process.returncode is not None or time.monotonic() > deadline:

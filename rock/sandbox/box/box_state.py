@@ -126,6 +126,7 @@ class BoxState:
             self._below = chain
             for layer in chain:
                 layer.hold()
+            layers.expect(self._base)
             return Snapshot(secrets.token_hex(6), self._made_of, chain)
 
     async def diff(self, max_entries: int) -> Changes:
