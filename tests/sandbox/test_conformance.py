@@ -58,19 +58,10 @@ PROVIDERS = {
 }
 PARTS = {
     "remote": {"running", "files"},
-    "docker-host": {"isolation"},
-    "docker-debian": {
-        "commands",
-        "endings",
-        "files",
-        "isolation",
-        "networks",
-        "escapes",
-        "running",
-        "states",
-    },
-    "docker-busybox": {"commands"},
-    "docker-stream": {"endings", "files"},
+    "docker-host": set[str](),
+    "docker-debian": {"endings", "isolation", "networks", "escapes", "states"},
+    "docker-busybox": {"files"},
+    "docker-stream": {"endings"},
 }
 """What `make test` runs of providers that share nearly everything with others: the
 themes in which they can differ. `make test-sandboxes` runs all of it."""
