@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -16,6 +17,8 @@ from typing import Literal
 
 import pytest
 
+from rock import process
+from rock.config import inherited_environment
 from rock.errors import ProviderUnavailable, SandboxDied, SandboxError
 from rock.sandbox.base import ExecStatus, SandboxSpec
 from rock.sandbox.box.channel_sandbox import ChannelSandbox
@@ -88,6 +91,50 @@ async def test_an_engine_may_crash_below_living_sandboxes(tmp_path: Path) -> Non
         await kept.stop()
         await until_nothing_is_left(engine, provider)
     await until_same(before)
+
+
+OWNER = """
+import asyncio, sys
+from pathlib import Path
+from rock.sandbox.base import SandboxSpec
+from rock.sandbox.docker import DockerProvider
+
+async def main(host: str, base: str) -> None:
+    async with DockerProvider(host=host, base=Path(base)) as provider:
+        await provider.create(SandboxSpec())
+        print("made", flush=True)
+        await asyncio.sleep(600)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("live_restore", [False, True], ids=["plain", "live-restore"])
+async def test_what_a_killed_harness_left_on_an_engine_that_crashed_is_found(
+    tmp_path: Path, live_restore: bool
+) -> None:
+    async with (
+        private_engine(live_restore=live_restore) as engine,
+        provider_of(engine, tmp_path) as provider,
+    ):
+        owner = await process.start(
+            [sys.executable, "-c", OWNER, engine.host, provider.base],
+            env=inherited_environment(),
+            stdout=process.PIPE,
+        )
+        try:
+            assert owner.stdout is not None
+            assert await asyncio.wait_for(owner.stdout.readline(), 60) == b"made\n"
+            await engine.kill()
+            owner.kill()
+            await owner.wait()
+            assert len(engine.running()) == len(folders(provider)) == 1
+            await engine.start()
+            await reap(provider.engine, base=provider.base)
+            await until_nothing_is_left(engine, provider)
+        finally:
+            await process.stop(owner)
 
 
 class Moment:
