@@ -75,6 +75,7 @@ class _Session:
         self.over_limit = False
         self.execution: Execution | None = None
         self.ended: asyncio.Task[ExecResult] | None = None
+        self._closing = False
 
     @property
     def has_ended(self) -> bool:
@@ -97,7 +98,8 @@ class _Session:
             executed = await execution.finish(_BOUND_SECONDS)
         finally:
             execution.close()
-        return await self._result_of(executed, time.monotonic() - self._began, False)
+        # Nobody has to find out why a shell has ended that was closed.
+        return await self._result_of(executed, time.monotonic() - self._began, self._closing)
 
     def _keeping(self, stream: int) -> Sink:
         return lambda data: self._keep(stream, data)
@@ -183,6 +185,7 @@ class _Session:
 
     async def close(self) -> None:
         if self.execution is not None and self.ended is not None:
+            self._closing = True
             await self.execution.send(FrameType.KILL)
             await asyncio.wait([self.ended])
 
