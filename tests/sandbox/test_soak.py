@@ -215,7 +215,7 @@ async def soak(
 
 @pytest.mark.userns
 async def test_cycles_of_local_sandboxes_leave_nothing() -> None:
-    await soak(LocalProvider, SandboxSpec(), cycles=30, at_once=2)
+    await soak(LocalProvider, SandboxSpec(), cycles=15, at_once=2)
 
 
 @pytest.mark.soak

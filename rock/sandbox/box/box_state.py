@@ -75,6 +75,7 @@ class BoxState:
         except SandboxDied:
             raise
         except SandboxError as exc:
+            await self._channel.ping()  # one that is ending has other reasons
             # Without layers the sandbox is as good as before, but for its state.
             self._why_not, self._layers = exc.message, None
             log.info("files cannot be put back in place: %s", exc.message)

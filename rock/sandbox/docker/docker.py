@@ -227,8 +227,12 @@ class DockerProvider(Provider):
         """The container's files in layers, or None, with the reason in `_no_layers`."""
         if self._no_layers:
             return None
-        found = await self.engine.storage(f"rock-{sandbox_id}")
+        name = f"rock-{sandbox_id}"
+        found = await self.engine.storage(name)
         if not found.lower or not host_layers.all_here(found.lower):
+            # What has just ended has no layers any more, and says nothing about the others.
+            if not await self.engine.running(name):
+                raise SandboxDied(f"{name} ended while it was made")
             self._no_layers = (
                 f"the engine's images ({found.driver}) are no directories seen from here"
             )
