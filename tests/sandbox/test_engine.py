@@ -40,6 +40,10 @@ async def engine_that(
         await runner.cleanup()
 
 
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 async def test_an_engine_that_is_not_there_is_unavailable_with_a_remedy(tmp_path: Path) -> None:
     engine = Engine(f"unix://{tmp_path}/absent.sock")
     with pytest.raises(ProviderUnavailable, match=r"absent\.sock .*start an engine"):
@@ -113,11 +117,11 @@ async def test_tries_at_an_engine_that_went_away_leave_no_descriptor(tmp_path: P
         (tmp_path / "engine.sock").rename(tmp_path / "gone.sock")
         gc.disable()  # which would close what was left
         try:
-            before = len(list(Path("/proc/self/fd").iterdir()))
+            before = open_descriptors()
             for _ in range(5):
                 with pytest.raises(ProviderUnavailable, match="no Docker engine answers"):
                     await engine.containers("rock.run")
-            assert len(list(Path("/proc/self/fd").iterdir())) <= before
+            assert open_descriptors() <= before
         finally:
             gc.enable()
 
