@@ -40,7 +40,9 @@ class Environment(Strict):
     """The process environment, read once."""
 
     state_dir: Path = Field(description="Where rock keeps state between runs (ROCK_STATE_DIR).")
-    require_docker: bool = Field(description="A missing engine is a failure (ROCK_REQUIRE_DOCKER).")
+    require: frozenset[str] = Field(
+        description="What tests may not be skipped for want of (ROCK_REQUIRE)."
+    )
     docker_host: str | None = Field(description="Engine address (DOCKER_HOST).")
     clients_dir: Path = Field(description="Where agents are installed (ROCK_CLIENTS_DIR).")
     sandbox_url: str | None = Field(
@@ -60,7 +62,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     default_state = Path(env.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "rock"
     return Environment(
         state_dir=Path(env.get("ROCK_STATE_DIR") or default_state),
-        require_docker=env.get("ROCK_REQUIRE_DOCKER", "") not in ("", "0"),
+        require=frozenset(env.get("ROCK_REQUIRE", "").replace(",", " ").split()),
         docker_host=env.get("DOCKER_HOST"),
         clients_dir=Path(env.get("ROCK_CLIENTS_DIR") or cache / "rock" / "clients").absolute(),
         sandbox_url=env.get("ROCK_SANDBOX_URL"),

@@ -99,7 +99,9 @@ class Regrader:
                 await lay_out(sandbox, loaded)
                 await exam.prepare(sandbox)
                 await _replace(sandbox, task.workdir, tree)
-            async with asyncio.timeout(seconds + SLACK_SECONDS + run.limits.setup_seconds):
+            control = run.limits.provision_seconds + run.limits.setup_seconds + seconds
+            slack = SLACK_SECONDS + run.limits.setup_seconds
+            async with asyncio.timeout(seconds + slack + control):
                 result = await exam.grade(sandbox)
             record = msgspec.structs.replace(
                 record, integrity=exam.integrity, parts=dict(result.parts)
@@ -131,6 +133,7 @@ class Regrader:
             ),
             folder=self._directory.attempt_folder(plan_of(record)),
             reaches=reaches_of(run, task),
+            controls=self._tools.controls,
         )
 
     async def _enter(self, group: GroupState, record: Record, outcome: Outcome) -> None:

@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from rock.config import secret_values, validated
-from rock.errors import ConfigError, ProviderUnavailable
+from rock.errors import ConfigError, ProviderUnavailable, TaskError
 from rock.modelservice.backends.config import read_backends
 from rock.modelservice.client.shards import AdminShards
 from rock.modelservice.hosting.supervise import ServiceProcess, kept_up
 from rock.rollout.episode.episode import Tools
+from rock.rollout.inputs.functions import load_function
 from rock.rollout.inputs.graders import BUILT_IN, QUEUE
 from rock.rollout.inputs.leaks import refuse_leaks
 from rock.rollout.inputs.networks import refuse_wide
@@ -46,6 +47,7 @@ from rock.rollout.tasks import load_tasks
 from rock.sandbox.base import Provider
 from rock.sandbox.doctor import choose_provider, providers
 from rock.sandbox.pool import PooledProvider
+from rock.sandbox.remote import door
 from rock.secrets import register
 
 EXIT_FINISHED = 0
@@ -111,6 +113,7 @@ async def run(
     refuse_wide(config, tasks)
     register(*secret_values([*config.secrets, *_described(config, tasks)]))
     refuse_leaks(config, tasks)
+    await asyncio.to_thread(_refuse_missing_functions, config, tasks)
     chosen = chosen or Selection()
     chosen.check(where, {item.task_id for item in tasks})
     may_change = frozenset({"grader"}) if chosen.regrade else frozenset[str]()
@@ -121,6 +124,7 @@ async def run(
                 maker = await stack.enter_async_context(
                     PooledProvider(maker, config.pool.policy(), owns_inner=False)
                 )
+            await stack.enter_async_context(door.opened(maker))
             address = service or await stack.enter_async_context(
                 _service(opened.path, config, _models(config, tasks))
             )
@@ -138,7 +142,8 @@ async def run(
             )
             runner = Runner(tasks, opened, tools, chosen=chosen, order=curriculum)
             await runner.plan()
-            on_event(_started(opened, runner, maker))
+            trainer = address.control_url if config.model == QUEUE else None
+            on_event(_started(opened, runner, maker, trainer))
             regraded = None
             if chosen.regrade:
                 regraded = await Regrader(tasks, opened, tools).run(runner.planned)
@@ -179,6 +184,23 @@ def _refuse_ungraded(config: RunFile, tasks: list[LoadedTask]) -> None:
             raise ConfigError(
                 f"tasks: {item.task_id!r} has no grader (expected one in the task or in the run file)"
             )
+
+
+def _refuse_missing_functions(config: RunFile, tasks: list[LoadedTask]) -> None:
+    """Raises `ConfigError` for functions of graders and agents that are not there, before anything runs."""
+    named = [("agent.python", config.agent.python, Path.cwd())]
+    graders = [("grader", config.grader, Path.cwd())]
+    graders += [(f"tasks: {item.task_id}: grader", item.task.grader, item.folder) for item in tasks]
+    for where, grader, folder in graders:
+        if grader is not None:
+            functions = grader.functions().items()
+            named += [(f"{where}.{field}", name, folder) for field, name in functions]
+    for where, name, folder in dict.fromkeys(named):
+        try:
+            if name is not None:
+                load_function(name, folder)
+        except TaskError as exc:
+            raise ConfigError(f"{where}: {exc.message}") from exc
 
 
 def _described(config: RunFile, tasks: list[LoadedTask]) -> list[str]:
@@ -259,7 +281,9 @@ async def _service(
         )
 
 
-def _started(opened: RunDir, runner: Runner, provider: Provider) -> RunStarted:
+def _started(
+    opened: RunDir, runner: Runner, provider: Provider, trainer_url: str | None
+) -> RunStarted:
     groups = runner.planned
     return RunStarted(
         run_id=opened.run_id,
@@ -268,6 +292,7 @@ def _started(opened: RunDir, runner: Runner, provider: Provider) -> RunStarted:
         groups=len(groups),
         episodes=sum(group.plan.size for group in groups),
         done=sum(group.done for group in groups),
+        trainer_url=trainer_url,
     )
 
 

@@ -36,6 +36,7 @@ from rock.sandbox.command import (
     Shell,
     TerminalSize,
 )
+from rock.sandbox.logs import LogPage
 from rock.sandbox.state import Capability, Changes, ResetReceipt, Snapshot
 
 __all__ = [
@@ -87,6 +88,8 @@ class Limits:
     pids: int | None = 512
     cpus: float | None = None
     open_files: int | None = 4096
+    disk_bytes: int | None = None
+    """Of all that is written in the sandbox, snapshots of it included; writable mounts are the host's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,6 +304,28 @@ class Sandbox(ABC):
         """Like `reset`, but back to `snapshot`, which must be of a sandbox made of the same."""
         raise NotSupported("restore: this provider keeps no states")
 
+    @abstractmethod
+    def environment(self) -> dict[str, str]:
+        """The variables of a command that asks for none of its own."""
+
+    async def set_env(self, changes: Mapping[str, str | None]) -> None:
+        """Set variables for later commands, or take them away (None), whoever starts them.
+
+        They are laid over the spec's, and under those of a single command. What runs keeps what it has,
+        kept shells included. A reset brings back the spec's. Raises `CommandRefused`.
+        """
+        raise NotSupported("set_env: this provider's variables do not change")
+
+    async def read_log(
+        self, *, after: str = "", tail: int | None = None, wait_seconds: float = 0.0
+    ) -> LogPage:
+        """What was done to it, by whomever: entries after the cursor `after`, or the last `tail` ones.
+
+        With `wait_seconds` it waits so long for the first entry. Bounded: of a long life the beginning
+        and the end are kept. Ends with the sandbox. Raises `NotSupported`, `BadRequest`.
+        """
+        raise NotSupported("log: this provider writes nothing down")
+
     async def set_network(
         self,
         network: Literal["none", "model", "allowlist", "full"],
@@ -387,6 +412,10 @@ class Provider(ABC):
         finally:
             snapshot.release()
         return made
+
+    def sandboxes(self) -> list[Sandbox]:
+        """Those that it has made and that were not stopped."""
+        return []
 
     @abstractmethod
     async def close(self) -> None:

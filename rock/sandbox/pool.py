@@ -156,6 +156,11 @@ class PooledProvider(Provider):
         pool.making += missing
         await asyncio.gather(*(self._add_counted(pool) for _ in range(missing)))
 
+    def sandboxes(self) -> list[Sandbox]:
+        """Those that somebody works in; not those that wait."""
+        waiting = {one.sandbox.id for pool in self._pools.values() for one in pool.ready}
+        return [one for one in self._inner.sandboxes() if one.id not in waiting]
+
     def counts(self) -> PoolCounts:
         pools = self._pools.values()
         return PoolCounts(

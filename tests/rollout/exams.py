@@ -45,7 +45,7 @@ async def exam(
     """Grade what `script`, as the agent, leaves of the task that `fields` describe."""
     task = Task.model_validate({"task_id": "t", "instruction": "do it", **fields, "grader": grader})
     loaded = LoadedTask(task, folder)
-    spec = SandboxSpec(mounts=tuple(mounts), workdir=task.workdir)
+    spec = SandboxSpec(image=task.image, mounts=tuple(mounts), workdir=task.workdir)
     setting = Setting(
         provider=provider, spec=spec, bench=bench, folder=attempt or folder / "attempt"
     )

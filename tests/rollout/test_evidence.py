@@ -11,7 +11,13 @@ from rock.errors import (
     SandboxFileError,
     ServiceUnavailable,
 )
-from rock.rollout.records.evidence import CallSeen, SessionSeen, class_of_error, judge_agent
+from rock.rollout.records.evidence import (
+    PATIENCE_SECONDS,
+    CallSeen,
+    SessionSeen,
+    class_of_error,
+    judge_agent,
+)
 from rock.rollout.records.outcome import OutcomeClass, Phase
 from rock.sandbox.base import ExecResult, ExecStatus
 
@@ -176,3 +182,11 @@ def test_an_agent_that_fails_after_a_restart_is_infra_and_one_that_ends_well_is_
         (ended(ExecStatus.TIMED_OUT), OutcomeClass.AGENT_TIMEOUT),
     ]:
         assert judge_agent(end, session, requires_model=True).cls is cls
+
+
+def test_hanging_up_soon_is_the_agents_own_doing_and_late_it_is_a_model_that_was_too_slow() -> None:
+    soon = CallSeen(state="undelivered", digest="b", left_after_seconds=0.1)
+    late = CallSeen(state="undelivered", digest="b", left_after_seconds=PATIENCE_SECONDS)
+    assert judged(ended(), call(), soon) is None
+    assert judged(ended(code=1), call(), soon) is OutcomeClass.AGENT_NONZERO_EXIT
+    assert judged(ended(), call(), late) is OutcomeClass.UNDELIVERABLE_CALL

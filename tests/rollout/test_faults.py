@@ -26,7 +26,7 @@ from rock.rollout.records.record import Record, decode
 from rock.rollout.records.rundir import read_records
 from rock.rollout.report.events import Event, PhaseEntered
 from rock.rollout.run import RunResult, run
-from tests.conftest import TEST_IMAGE
+from tests.needs import TEST_IMAGE
 from tests.rollout.live import address, new_provider, run_file, wait_until, write_tasks
 from tests.rollout.test_cancel import helpers
 from tests.rollout.test_resume import command_line, live_pids

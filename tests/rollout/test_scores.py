@@ -131,7 +131,9 @@ def test_pytest_that_did_not_work_scores_nothing() -> None:
     [
         ('{"score": 7, "reason": "fine  \\n work"}', (7.0, "fine work")),
         ('It said {"score": 10}.\n```json\n{"score": 2.5, "reason": null}\n```', (2.5, "")),
-        ('{"score": 3}\n{"score": 11}', (3.0, "")),
+        ('{"score": 3}\n{"score": 11}', None),
+        ('{"score": 11}\n{"score": 3}', (3.0, "")),
+        ('{\n  "score": 3,\n  "reason": "in lines"\n}', (3.0, "in lines")),
         ('{"score": true}', None),
         ('{"score": "9"}', None),
         ('{"score": NaN}', None),
@@ -139,7 +141,9 @@ def test_pytest_that_did_not_work_scores_nothing() -> None:
         ("", None),
     ],
 )
-def test_a_judges_last_usable_score_counts(answer: str, found: tuple[float, str] | None) -> None:
+def test_a_judges_score_is_what_its_answer_ends_with(
+    answer: str, found: tuple[float, str] | None
+) -> None:
     assert score_in(answer, (0.0, 10.0)) == found
 
 

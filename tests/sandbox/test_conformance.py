@@ -16,7 +16,7 @@ from rock.sandbox.local import LocalProvider
 from rock.sandbox.remote import RemoteProvider
 from rock.sandbox.remote.server import SandboxServer, serving
 from rock.testing.sandbox_conformance import CHECKS, Check, Subject
-from tests.conftest import BUSYBOX_IMAGE, TEST_IMAGE
+from tests.needs import BUSYBOX_IMAGE, TEST_IMAGE
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ PROVIDERS = {
     ),
 }
 PARTS = {
-    "remote": {"running", "files"},
+    "remote": {"running", "files", "records"},
     "docker-host": set[str](),
-    "docker-debian": {"endings", "isolation", "networks", "escapes", "states"},
+    "docker-debian": {"endings", "isolation", "networks", "escapes", "records", "states"},
     "docker-busybox": {"files"},
     "docker-stream": {"endings"},
 }

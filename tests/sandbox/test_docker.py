@@ -20,7 +20,7 @@ from rock.sandbox.docker import DockerProvider
 from rock.sandbox.docker.engine import Container, Engine
 from rock.sandbox.docker.reaper import reap
 from rock.sandbox.owner import wall_seconds
-from tests.conftest import BUSYBOX_IMAGE, TEST_IMAGE
+from tests.needs import BUSYBOX_IMAGE, TEST_IMAGE
 
 pytestmark = pytest.mark.docker
 
@@ -46,7 +46,11 @@ def new_provider(
 def folders_of(provider: DockerProvider) -> set[str]:
     """The directories of sandboxes that are still there; the provider's own ends with it."""
     found = provider.base.iterdir() if provider.base.exists() else ()
-    return {path.name for path in found if path.is_dir() and not path.name.startswith("layers-")}
+    return {
+        path.name
+        for path in found
+        if path.is_dir() and not path.name.startswith(("layers-", "log-"))
+    }
 
 
 async def containers_of(provider: DockerProvider) -> list[Container]:
@@ -374,8 +378,8 @@ async def test_reap_removes_the_sandbox_of_a_killed_owner_and_only_it(
         await process.stop(owner)
     assert f"rock-{orphan}" in removed.containers
     assert f"rock-{mine.id}" not in removed.containers
-    of_sandboxes = [path for path in removed.directories if not path.name.startswith("layers-")]
-    assert of_sandboxes == [provider.base / orphan]
+    kinds = sorted(path.name.partition("-")[0] for path in removed.directories)
+    assert kinds == sorted([orphan, "layers", "log"])
     assert folders_of(provider) == {mine.id}
     assert not await provider.engine.running(f"rock-{orphan}")
     assert (await mine.exec(["true"], timeout_seconds=5)).ok

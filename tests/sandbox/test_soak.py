@@ -24,7 +24,7 @@ from rock.sandbox.docker import DockerProvider
 from rock.sandbox.docker.engine import Engine
 from rock.sandbox.ending import to_the_end
 from rock.sandbox.local import LocalProvider
-from tests.conftest import BUSYBOX_IMAGE
+from tests.needs import BUSYBOX_IMAGE
 from tests.private_engine import PrivateEngine, private_engine
 from tests.sandbox.baseline import Baseline, resident_bytes, until_same
 

@@ -88,7 +88,9 @@ class Upkeep:
     async def _compact_quietly(self) -> None:
         try:
             await self.compact()
-        except (OSError, RockError) as exc:
+        except Exception as exc:  # or it would be tried anew at every tick
+            if not isinstance(exc, OSError | RockError):
+                log.exception("unexpected error in a compaction")
             self._not_before = self._engine.clock() + RETRY_SECONDS
             self._left_over = True
             log.warning("the journal could not be compacted, it goes on as it is: %s", exc)

@@ -39,7 +39,7 @@ from rock.rollout.episode.phases import Phases
 from rock.rollout.episode.progress import Handle, Watchdog
 from rock.rollout.episode.setups import KeptSetups
 from rock.rollout.episode.workspace import keep_workspace
-from rock.rollout.grading import Exam, Integrity, SessionBench, Setting, lay_out
+from rock.rollout.grading import Controls, Exam, Integrity, SessionBench, Setting, lay_out
 from rock.rollout.inputs.networks import reach, reaches_of
 from rock.rollout.inputs.runfile import RunFile
 from rock.rollout.inputs.task import LoadedTask
@@ -74,6 +74,7 @@ class Tools:
     on_event: OnEvent
     clock: Clock = time.monotonic
     setups: KeptSetups = field(default_factory=KeptSetups)
+    controls: Controls = field(default_factory=Controls)
 
 
 @dataclass(slots=True)
@@ -246,8 +247,14 @@ class _Attempt:
         most = self.tools.run.keep_workspace_bytes
         if not most:
             return
-        async with self.phases.enter(Phase.EXPORT, self.limits.export_seconds):
-            why_not = await keep_workspace(sandbox, self.task.workdir, self.folder, max_bytes=most)
+        limit = self.limits.export_seconds
+        try:
+            async with self.phases.enter(Phase.EXPORT, limit):
+                why_not = await keep_workspace(
+                    sandbox, self.task.workdir, self.folder, max_bytes=most
+                )
+        except TimeoutError:  # what it left is the agent's choice, and no fault of the machine
+            why_not = f"it could not be fetched within {limit:g} s"
         self.seen.workspace = why_not or "kept"
 
     async def _attach(
@@ -279,6 +286,8 @@ class _Attempt:
     ) -> Outcome:
         self.seen.graded = True
         slack = SLACK_SECONDS + self.limits.setup_seconds
+        # A grader that gives nothing is tried once more, over the untouched task.
+        slack += self.limits.provision_seconds + self.limits.setup_seconds + self._grade_seconds()
         async with self.phases.enter(Phase.GRADE, self._grade_seconds(), slack_seconds=slack):
             result = await exam.grade(sandbox)
         self.seen.integrity, self.seen.parts = exam.integrity, dict(result.parts)
@@ -310,6 +319,7 @@ class _Attempt:
             bench=bench,
             folder=self.folder,
             reaches=self.reaches,
+            controls=self.tools.controls,
         )
 
     def _spec(self) -> SandboxSpec:

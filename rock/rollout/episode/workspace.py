@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rock.errors import SandboxDied, SandboxError
 from rock.sandbox.base import Sandbox
+from rock.sandbox.ending import to_the_end
 from rock.secrets import redact, redact_text
 
 FOLDER = "workspace"
@@ -33,8 +34,9 @@ async def keep_workspace(
     except SandboxDied:
         raise
     except (SandboxError, OSError) as exc:
-        await asyncio.to_thread(shutil.rmtree, part, ignore_errors=True)
         return str(exc) or type(exc).__name__
+    finally:
+        await to_the_end(asyncio.to_thread(shutil.rmtree, part, ignore_errors=True))
     return None
 
 

@@ -3,7 +3,8 @@
     def grade(work: Work) -> float: ...
 
 It gets a `Work`, through which it looks at the sandbox, and returns a number, or an object with
-`reward` and whatever else it wants to have recorded. It runs in a thread of its own, so it may block
+`reward` and whatever else it wants to have recorded. A file that it reads and the agent did not leave
+is no work: 0.0. It runs in a thread of its own, so it may block
 and compute without holding up other episodes; one that is over its time is left alone, and its next
 use of the sandbox raises. It is trusted code: it runs with the harness's rights.
 """
@@ -18,7 +19,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from rock.errors import SandboxDied
+from rock.errors import SandboxDied, SandboxFileError
 from rock.rollout.grading.scores import Grade, broken, number_of
 from rock.rollout.inputs.functions import load_function
 from rock.rollout.inputs.graders import PythonGrader
@@ -127,6 +128,8 @@ async def grade_by_python(
             value = await in_own_thread(call)
     except SandboxDied:
         raise
+    except SandboxFileError as exc:
+        return Grade(reward=0.0, detail=f"{grader.python}: {exc.message}")
     except Exception as exc:  # noqa: BLE001 - whatever a user's function raises, it is broken
         if not bound.expired():
             return broken(f"{grader.python}: {type(exc).__name__}: {exc}")

@@ -52,6 +52,8 @@ class CallSeen:
     """Why it ended without an answer, as a code of `rock.errors`."""
     cut_off: bool = False
     """A restart of ModelService ended the connection on which the agent waited for it."""
+    left_after_seconds: float | None = None
+    """How long after asking the agent closed its connection without the answer; None if it did not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +81,9 @@ GIVEN_UP_CODES = frozenset({SessionClosed.code, CallFailed.code})
 """How a call ends on which the agent, or the end of its session, gave up."""
 LOST_STATES = frozenset({"answered", "undelivered"})
 """There was an answer, but not all of it was written to the agent's connection."""
+PATIENCE_SECONDS = 30.0
+"""Who hangs up earlier did not give up on a model that was too slow: it hung up. Else an agent could make
+any attempt that went badly one that is tried again."""
 POLICY_CODES = frozenset(
     {ContextLengthExceeded.code, SessionClosed.code, BadRequest.code, Forbidden.code}
 )
@@ -135,7 +140,7 @@ def _judge_calls(end: ExecResult, session: SessionSeen) -> Verdict | None:
             return Verdict(
                 cls=cls, detail=f"call {number} failed: {call.error or 'no reason given'}"
             )
-        if call.state in LOST_STATES and not killed_by_us:
+        if call.state in LOST_STATES and not (killed_by_us or _hung_up(call)):
             return Verdict(
                 cls=OutcomeClass.UNDELIVERABLE_CALL,
                 detail=f"the answer to call {number} never reached the agent",
@@ -147,6 +152,10 @@ def _judge_calls(end: ExecResult, session: SessionSeen) -> Verdict | None:
     if calls and all(_waited_in_vain(call) for call in calls):
         return Verdict(cls=OutcomeClass.MODEL_FAILED, detail="no call was answered")
     return None
+
+
+def _hung_up(call: CallSeen) -> bool:
+    return call.left_after_seconds is not None and call.left_after_seconds < PATIENCE_SECONDS
 
 
 def _waited_in_vain(call: CallSeen) -> bool:

@@ -115,6 +115,7 @@ def calls_seen(calls: Iterable[wire.TrajectoryCall]) -> list[CallSeen]:
             error=call.error,
             code=call.error_code,
             cut_off=call.cut_off,
+            left_after_seconds=call.left_after_seconds,
         )
         for call in calls
     ]

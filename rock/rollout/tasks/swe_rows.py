@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from rock.config import kind_of
 from rock.errors import ConfigError
+from rock.rollout.inputs.graders import GUARDED, is_guarded
 
 WORKDIR = "/testbed"
 TEST_COMMAND = "python -m pytest -rA -p no:cacheprovider"
@@ -26,7 +27,11 @@ _IMAGE = "swebench/sweb.eval.x86_64.{}:latest"
 _ACTIVATE = (
     "if [ -f /opt/miniconda3/bin/activate ]; then . /opt/miniconda3/bin/activate testbed; fi"
 )
-_APPLY = "git apply --whitespace=nowarn {patch} || patch --batch --fuzz=5 -p1 -i {patch}"
+_APPLY = (
+    "GIT_DIR=/dev/null git apply --whitespace=nowarn {patch} || "
+    "patch --batch --fuzz=5 -p1 -i {patch}"
+)
+"""Without the repository, whose configuration may name programs of the agent's to run over files."""
 INSTRUCTION = """\
 The repository in {workdir} has this issue:
 
@@ -100,15 +105,16 @@ def _grader(
         "reward": "pytest",
         "tests": wanted,
         # Only what is there before is put back; what the patch adds comes with it.
-        "protect": [
-            "conftest.py",
-            "pytest.ini",
-            "tox.ini",
-            "setup.cfg",
-            *sorted({*touched, *named}),
-        ],
+        "protect": [*_steering(_text(row, "patch", source)), *sorted({*touched, *named})],
         "timeout_seconds": 1800,
     }
+
+
+def _steering(solution: str) -> list[str]:
+    """Files by which pytest is steered, less those that the row's own solution changes: where pytest is
+    what is worked on, they are the work."""
+    changed = _touched(solution)
+    return [glob for glob in GUARDED if not any(is_guarded(path, [glob]) for path in changed)]
 
 
 def _oracle(row: Mapping[str, Any], *, reverse: bool, source: str) -> dict[str, Any]:

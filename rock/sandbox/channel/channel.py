@@ -26,7 +26,7 @@ from rock.errors import (
     SandboxFileError,
 )
 from rock.sandbox.channel import frames, transfer
-from rock.sandbox.channel.execution import Executed, Execution, Sink
+from rock.sandbox.channel.execution import Executed, Execution, Sink, Tap
 from rock.sandbox.channel.frames import ExecRequest, Frame, FrameType, Refusal, Stage
 from rock.sandbox.channel.mux import MuxConnector, Refused
 from rock.sandbox.command import ProcessInfo
@@ -157,10 +157,15 @@ class Channel:
         stdin: bytes = b"",
         kept_bytes: int,
         kill_over_bytes: int | None = None,
+        tap: Tap | None = None,
     ) -> Executed:
         """Run one command to its end. Raises what `Sandbox.exec` does, except for its results."""
         execution = await self._begin(
-            request, kept_bytes=kept_bytes, kill_over_bytes=kill_over_bytes, stdin=stdin
+            request,
+            kept_bytes=kept_bytes,
+            kill_over_bytes=kill_over_bytes,
+            stdin=stdin,
+            tap=tap,
         )
         try:
             executed = await execution.finish(request.timeout_ms / 1000 + self.silence_seconds)
@@ -179,6 +184,7 @@ class Channel:
         stdin: bytes | None = b"",
         status: Sink | None = None,
         held: bool = False,
+        tap: Tap | None = None,
     ) -> tuple[Execution, int]:
         """A command that runs, and its pid in the sandbox; the request must have `ANNOUNCE`."""
         execution = await self._begin(
@@ -188,6 +194,7 @@ class Channel:
             stdin=stdin,
             status=status,
             held=held,
+            tap=tap,
         )
         try:
             frame = await execution.started(_CALL_SECONDS)
@@ -209,6 +216,7 @@ class Channel:
         stdin: bytes | None = b"",
         status: Sink | None = None,
         held: bool = False,
+        tap: Tap | None = None,
     ) -> Execution:
         try:
             encoded = frames.encode(FrameType.EXEC, request.encode())
@@ -221,6 +229,7 @@ class Channel:
             stdin=stdin,
             status=status,
             held=held,
+            tap=tap,
         )
         try:
             await execution.start(encoded)

@@ -23,6 +23,8 @@ _END_OF_OUTPUT_SECONDS = 1.0
 """How long output may still come after everything that could write it has ended."""
 _INPUT_WINDOW_BYTES = 256 * 1024
 Sink = Callable[[bytes], None]
+Tap = Callable[[int, bytes], None]
+"""Sees what comes of stdout (0) and stderr (1) as it comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +194,7 @@ class Execution:
     """A command that the helper runs for us. Owns `conn`; `close` ends the command if it still runs.
 
     `stdin` None means that it will be fed. `kill_over_bytes` ends the command when a stream is longer.
-    `held` output is read once somebody resumes its pipes.
+    `held` output is read once somebody resumes its pipes. `tap` sees all that is kept or counted.
     """
 
     def __init__(
@@ -204,8 +206,10 @@ class Execution:
         stdin: bytes | None = b"",
         status: Sink | None = None,
         held: bool = False,
+        tap: Tap | None = None,
     ) -> None:
         self._conn = conn
+        self._tap = tap
         self._kill_over_bytes = kill_over_bytes
         self._over_limit = asyncio.Event()
         self._replies: _Replies | None = None
@@ -227,6 +231,8 @@ class Execution:
         """The sink of a command that nobody listens to."""
         capture = self.captures[stream]
         capture.add(data)
+        if self._tap is not None:
+            self._tap(stream, data)
         if self._kill_over_bytes is not None and capture.total_bytes > self._kill_over_bytes:
             self._over_limit.set()
 

@@ -50,6 +50,8 @@ class FrameType(enum.IntEnum):
     ADOPT = ord("A")
     PREPARE = ord("Y")
     ATTACH = ord("J")
+    STORE = ord("j")
+    UNSTORE = ord("k")
     MUX = ord("m")
     LOOK = ord("g")
 

@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rock.errors import ProviderUnavailable, SandboxDied, SandboxError
-from rock.sandbox import api
-from rock.sandbox.base import Availability, Provider, SandboxSpec
+from rock.sandbox import api, rundir
+from rock.sandbox.base import Availability, Provider, Sandbox, SandboxSpec
 from rock.sandbox.box.box_state import BoxState
 from rock.sandbox.box.channel_sandbox import AGENT_HOME, ChannelSandbox, Identity
 from rock.sandbox.box.stateful import NETWORKS, Box, Enforced, StatefulSandbox
 from rock.sandbox.capacity import DOCKER_COST, Admission
 from rock.sandbox.channel.channel import KILL_GRACE_SECONDS, Channel, Connector, connect_to_path
 from rock.sandbox.channel.mux import MuxConnector
-from rock.sandbox.docker import host_layers, hostroot, rundir
+from rock.sandbox.docker import host_layers, hostroot
 from rock.sandbox.docker.autopsy import diagnose
 from rock.sandbox.docker.container import SOCKET_NAME, container_config, helper_archive
 from rock.sandbox.docker.engine import REMEDY, Engine, Image
@@ -110,6 +110,7 @@ class DockerProvider(Provider):
         self._lease_seconds = lease_seconds if transport == "socket" else 0.0
         self._heartbeat = Heartbeat(self._sandboxes.values, lease_seconds=self._lease_seconds)
         self._admission = Admission(DOCKER_COST, self.base)
+        self._logs = rundir.LogFolder(self.base)
         self._closed = False
 
     async def probe(self) -> Availability:
@@ -166,6 +167,7 @@ class DockerProvider(Provider):
         sandbox_id = secrets.token_hex(6)
         layers: HostLayers | None = None
         own_end: OwnEnd | None = None
+        log_files = self._logs.of(sandbox_id)
         try:
             shared = None
             if self._transport == "socket":
@@ -181,7 +183,7 @@ class DockerProvider(Provider):
             image = await self._start(image, spec, f"rock-{sandbox_id}", config)
             channel = self._channel(sandbox_id, shared)
             await self._reach(sandbox_id, channel)
-            layers = await self._layers(sandbox_id)
+            layers, unbounded = await self._layers(sandbox_id, spec.limits.disk_bytes)
             state = BoxState(
                 channel,
                 _made_of(spec, image),
@@ -207,10 +209,13 @@ class DockerProvider(Provider):
                 spec,
                 identity=_identity(image),
                 variables=image.env,
-                enforced=_enforced(spec),
+                enforced=_enforced(spec, unbounded),
                 replacement=self._replace,
+                log=log_files,
             )
             await sandbox.prepare(snapshot)
+            if not sandbox.state.in_place:
+                sandbox.enforced = _enforced(spec, sandbox.state.why_not)
             if shared is not None:
                 info = api.info_of(
                     sandbox, sandbox_id=sandbox_id, provider=self.name, age_seconds=0.0
@@ -219,14 +224,21 @@ class DockerProvider(Provider):
             self._check_open()
         except BaseException:  # whatever it was, also a cancellation, nothing may be left
             await to_the_end(self._discard_quietly(sandbox_id, layers, own_end))
+            if log_files is not None:
+                log_files.remove()
             raise
         self._sandboxes[sandbox_id] = sandbox
         return sandbox
 
-    async def _layers(self, sandbox_id: str) -> HostLayers | None:
-        """The container's files in layers, or None, with the reason in `_no_layers`."""
+    async def _layers(
+        self, sandbox_id: str, disk_bytes: int | None
+    ) -> tuple[HostLayers | None, str]:
+        """The container's files in layers, or None, with the reason in `_no_layers`.
+
+        And why they are not within `disk_bytes`; nothing if they are.
+        """
         if self._no_layers:
-            return None
+            return None, self._no_layers
         name = f"rock-{sandbox_id}"
         found = await self.engine.storage(name)
         if not found.lower or not host_layers.all_here(found.lower):
@@ -236,8 +248,17 @@ class DockerProvider(Provider):
             self._no_layers = (
                 f"the engine's images ({found.driver}) are no directories seen from here"
             )
-            return None
-        return HostLayers(self._keeper, ContainerRoot(pid=found.pid, lower=found.lower))
+            return None, self._no_layers
+        root = ContainerRoot(pid=found.pid, lower=found.lower)
+        if disk_bytes is None:
+            return HostLayers(self._keeper, root), "no disk_bytes were given"
+        try:
+            storage = await self._keeper.store(disk_bytes)
+        except SandboxDied:
+            raise
+        except SandboxError as exc:
+            return HostLayers(self._keeper, root), exc.message
+        return HostLayers(self._keeper, root, storage), ""
 
     async def _replace(self, sandbox: StatefulSandbox) -> tuple[StatefulSandbox, ResetTier]:
         return await self.create(sandbox.spec), ResetTier.REBUILD
@@ -268,9 +289,13 @@ class DockerProvider(Provider):
             if isinstance(error, BaseException):
                 log.warning("a sandbox could not be stopped and is left to the reaper: %s", error)
         await self._heartbeat.stop()
+        self._logs.close()
         await self._keeper.close()
         await self._removal.close()
         await self.engine.close()
+
+    def sandboxes(self) -> list[Sandbox]:
+        return list(self._sandboxes.values())
 
     def _check_open(self) -> None:
         if self._closed:
@@ -335,15 +360,22 @@ class DockerProvider(Provider):
                 )
 
 
-def _enforced(spec: SandboxSpec) -> Enforced:
-    """The engine keeps the limits of processes, memory and CPU; nobody that of a container's disk."""
+def _enforced(spec: SandboxSpec, unbounded: str) -> Enforced:
+    """The engine keeps the limits of processes, memory and CPU; layers in a storage that of the disk.
+
+    `unbounded` is why there is no storage.
+    """
     asked = {
         Capability.MEMORY_LIMIT: spec.limits.memory_bytes,
         Capability.PIDS_LIMIT: spec.limits.pids,
         Capability.CPU_LIMIT: spec.limits.cpus,
     }
     found = frozenset(capability for capability, bound in asked.items() if bound is not None)
-    return Enforced(found | NETWORKS, ("disk space is bounded by the engine's disk only",))
+    if not unbounded:
+        return Enforced(found | NETWORKS | {Capability.DISK_LIMIT})
+    return Enforced(
+        found | NETWORKS, (f"disk space is bounded by the engine's disk only: {unbounded}",)
+    )
 
 
 def _made_of(spec: SandboxSpec, image: Image) -> str:

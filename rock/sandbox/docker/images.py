@@ -16,7 +16,8 @@ from collections.abc import AsyncGenerator, Iterable
 from pathlib import Path
 
 from rock.errors import ProviderUnavailable, SandboxError
-from rock.sandbox.docker import hostroot, rundir
+from rock.sandbox import rundir
+from rock.sandbox.docker import hostroot
 from rock.sandbox.docker.engine import Engine, Image
 
 HOST_IMAGE = "rock-host"

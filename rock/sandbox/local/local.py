@@ -26,7 +26,8 @@ from pathlib import Path
 
 from rock import process
 from rock.errors import ConfigError, ProviderUnavailable, SandboxError
-from rock.sandbox.base import Availability, Provider, SandboxSpec
+from rock.sandbox import rundir
+from rock.sandbox.base import Availability, Provider, Sandbox, SandboxSpec
 from rock.sandbox.box.box_state import BoxState
 from rock.sandbox.box.channel_sandbox import ChannelSandbox, common_rlimits
 from rock.sandbox.box.layering import LocalLayers
@@ -40,6 +41,7 @@ from rock.sandbox.local import box_spec, cgroups
 from rock.sandbox.local.box_spec import Ids, Step
 from rock.sandbox.local.cgroups import Group
 from rock.sandbox.mount_rules import check_spec
+from rock.sandbox.owner import wall_seconds
 from rock.sandbox.state import Capability, ResetTier, Snapshot
 
 _START_SECONDS = 30.0
@@ -71,12 +73,18 @@ class LocalProvider(Provider):
 
     name = "local"
 
-    def __init__(self, *, admission: Admission | None = None) -> None:
-        """`admission` says when this machine is full; by default what it measures."""
+    def __init__(self, *, admission: Admission | None = None, base: Path | None = None) -> None:
+        """`admission` says when this machine is full; by default what it measures.
+
+        `base` is where the logs of its sandboxes are written, by default this user's directory.
+        """
         self._sandboxes: dict[str, StatefulSandbox] = {}
         self._admission = admission or Admission(LOCAL_COST, Path("/"))
         self._closed = False
         cgroups.remove_leftovers()
+        self._base = base or rundir.default_base()
+        self._logs = rundir.LogFolder(self._base)
+        self._cleaned = False
         self._slots = random.Random(secrets.randbits(64))
         self._ids_of: dict[str, Ids] = {}
 
@@ -115,8 +123,10 @@ class LocalProvider(Provider):
     async def _make(
         self, spec: SandboxSpec, ids: Ids, steps: Sequence[Step], snapshot: Snapshot | None
     ) -> ChannelSandbox:
+        self._clean()
         sandbox_id = secrets.token_hex(6)
         box = _Box(cgroups.make(sandbox_id, spec.limits))
+        log = self._logs.of(sandbox_id)
         try:
             await box.start(box_spec.encode(spec, ids, steps))
             channel = Channel(connect_by_control(box.control))
@@ -137,11 +147,14 @@ class LocalProvider(Provider):
                 rlimits=_rlimits(spec),
                 enforced=_enforced(spec, box.group.enforced),
                 replacement=self._replace,
+                log=log,
             )
             await sandbox.prepare(snapshot)
             self._check_open()
         except BaseException:  # whatever it was, also a cancellation, nothing may be left
             await to_the_end(box.stop())
+            if log is not None:
+                log.remove()
             raise
         self._sandboxes[sandbox_id] = sandbox
         return sandbox
@@ -151,7 +164,19 @@ class LocalProvider(Provider):
         await to_the_end(self._close())
 
     async def _close(self) -> None:
-        await asyncio.gather(*(sandbox.stop() for sandbox in list(self._sandboxes.values())))
+        try:
+            await asyncio.gather(*(sandbox.stop() for sandbox in list(self._sandboxes.values())))
+        finally:
+            self._logs.close()
+
+    def sandboxes(self) -> list[Sandbox]:
+        return list(self._sandboxes.values())
+
+    def _clean(self) -> None:
+        """Once: the logs of harnesses that are gone."""
+        if not self._cleaned:
+            self._cleaned = True
+            rundir.remove_orphans(self._base, "log", now_seconds=wall_seconds())
 
     async def _replace(self, sandbox: StatefulSandbox) -> tuple[StatefulSandbox, ResetTier]:
         return await self.create(sandbox.spec), ResetTier.REBUILD
@@ -279,12 +304,14 @@ def _enforced(spec: SandboxSpec, grouped: frozenset[Capability]) -> Enforced:
     """Files are bounded by the size of the sandbox's tmpfs, so a bound on memory is one on disk."""
     limits = spec.limits
     found, missing = set(grouped), list[str]()
-    if limits.memory_bytes is not None:
+    if limits.memory_bytes is not None or limits.disk_bytes is not None:
         found.add(Capability.DISK_LIMIT)
-        if Capability.MEMORY_LIMIT not in grouped:
-            missing.append(
-                "memory_bytes bounds each process and the files, not all processes together"
-            )
+    if limits.disk_bytes is not None:
+        missing.append(
+            "disk_bytes bounds what is written after each snapshot, not all of it together"
+        )
+    if limits.memory_bytes is not None and Capability.MEMORY_LIMIT not in grouped:
+        missing.append("memory_bytes bounds each process and the files, not all processes together")
     if limits.pids is not None and Capability.PIDS_LIMIT not in grouped:
         missing.append("pids bounds the processes of each user inside, not all together")
     if limits.cpus is not None and Capability.CPU_LIMIT not in grouped:

@@ -29,6 +29,7 @@
  *     ADOPT  u32 layer; descriptor: its mount
  *     PREPARE  text storage | texts below, descriptors: mount namespace, mountinfo; FD a root
  *     ATTACH  descriptors: root, mount namespace
+ *     STORE  text file | text directory          UNSTORE  text directory
  *     DIR, FILE  text path | u32 mode   LINK  text path | text destination   DATA  bytes to the end
  *     STARTED u32 pid in the sandbox
  *     LOOK's  DONE u32 n, n times (u32 pid | u32 parent | u32 uid | u8 state | u64 CPU ms |

@@ -234,6 +234,33 @@ async def a_full_disk_is_the_sandboxs_own(subject: Subject) -> None:
 
 
 @CHECKS
+async def what_is_written_is_within_disk_bytes(subject: Subject) -> None:
+    room = 32 * 1024**2
+    fill = "cat /dev/zero >fill; cat /dev/zero >/tmp/fill; stat -c %s fill /tmp/fill"
+    async with await subject.create(limits=Limits(disk_bytes=room)) as box:
+        if Capability.DISK_LIMIT not in box.capabilities:
+            assert any("disk" in missing for missing in box.not_enforced)
+            return
+        await output(box, "echo kept >kept")
+        full = await sh(box, fill)
+        assert b"No space left" in full.stderr
+        assert room // 2 < sum(map(int, full.stdout.split())) <= room
+        await output(box, "rm fill /tmp/fill; head -c 10000000 /dev/zero >fits")
+        await box.reset()
+        assert (await output(box, "ls -A; head -c 10000000 /dev/zero >fits; rm fits")) == ""
+        if Capability.SNAPSHOT not in box.capabilities:
+            return
+        await output(box, "echo base >base")
+        (fork,) = await subject.provider.fork(box)
+        async with fork:
+            full = await sh(fork, fill)
+            assert b"No space left" in full.stderr
+            assert sum(map(int, full.stdout.split())) <= room
+            await box.stop()
+            assert await output(fork, "rm fill /tmp/fill; cat base") == "base\n"
+
+
+@CHECKS
 async def a_download_follows_no_link_that_is_swapped_meanwhile(subject: Subject) -> None:
     with host_folder() as folder:
         secret = folder / "secret"
