@@ -308,6 +308,8 @@ int serve(const struct serving *serving) {
         if (polls[count - 1].revents) take_renewals();
         reap();
     }
+    int left = end_descendants(LAST_BOUND_NS, 0, NULL);
+    /* Last: who finds no socket may take the sandbox for ended. */
     if (serving->socket_path) unlink(serving->socket_path);
-    return end_descendants(LAST_BOUND_NS, 0, NULL) ? 75 : 0;
+    return left ? 75 : 0;
 }
