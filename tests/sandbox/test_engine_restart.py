@@ -46,7 +46,11 @@ async def end(engine: PrivateEngine, how: How) -> None:
 def folders(provider: DockerProvider) -> list[str]:
     """The directories of sandboxes that are still there."""
     found = provider.base.iterdir() if provider.base.exists() else ()
-    return [path.name for path in found if path.is_dir() and not path.name.startswith("layers-")]
+    return [
+        path.name
+        for path in found
+        if path.is_dir() and not path.name.startswith(("layers-", "log-"))
+    ]
 
 
 async def until_nothing_is_left(engine: PrivateEngine, provider: DockerProvider) -> None:
