@@ -16,12 +16,13 @@ from pathlib import Path
 import typer
 
 from rock.cli.sandbox_at import end, with_sandbox
-from rock.errors import ConfigError
+from rock.errors import CommandNotFound, CommandRefused, ConfigError, RockError
 from rock.sandbox.box.channel_sandbox import ChannelSandbox
 from rock.sandbox.command import ExecResult, ExecStatus, Process, TerminalSize
 
 _TIMED_OUT = 124
 _DIED = 125
+_NOT_STARTED: dict[type[RockError], int] = {CommandRefused: 126, CommandNotFound: 127}
 
 
 def run_exec(
@@ -47,7 +48,13 @@ def run_exec(
                 stream.buffer.flush()
             return _code(await process.wait())
 
-    end(asyncio.run(with_sandbox(url, key, wanted, work)))
+    try:
+        end(asyncio.run(with_sandbox(url, key, wanted, work)))
+    except ConfigError:
+        raise
+    except RockError as exc:  # these are not the command's own codes
+        typer.echo(f"rock: {exc.message}", err=True)
+        raise typer.Exit(_NOT_STARTED.get(type(exc), _DIED)) from exc
 
 
 def _code(result: ExecResult) -> int:
