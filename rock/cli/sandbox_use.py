@@ -15,6 +15,7 @@ from pathlib import Path
 
 import typer
 
+from rock.cli.output import write_raw
 from rock.cli.sandbox_at import end, with_sandbox
 from rock.errors import CommandNotFound, CommandRefused, ConfigError, RockError
 from rock.sandbox.box.channel_sandbox import ChannelSandbox
@@ -43,9 +44,7 @@ def run_exec(
             argv, timeout_seconds=timeout_seconds, cwd=cwd, user=user, env=env
         ) as process:
             async for output in process.events():
-                stream = sys.stdout if output.stream == "stdout" else sys.stderr
-                stream.buffer.write(output.data)
-                stream.buffer.flush()
+                write_raw(output.data, to=output.stream)
             return _code(await process.wait())
 
     try:
@@ -110,8 +109,7 @@ async def _talk(process: Process) -> None:
     tasks = [asyncio.ensure_future(type_on()), asyncio.ensure_future(resize())]
     try:
         async for output in process.events():
-            sys.stdout.buffer.write(output.data)
-            sys.stdout.buffer.flush()
+            write_raw(output.data)
     finally:
         loop.remove_reader(0)
         for task in tasks:
