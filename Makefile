@@ -54,6 +54,7 @@ bench: setup     ## measure the loop and sandboxes beside others, against their 
 
 test-clients: setup  ## install real agents (2.5 GB, once) and run them against ModelService
 	-@$(BIN)/python -m tests.clients.install
+	-@! docker version >/dev/null 2>&1 || tests/images/build.sh test trixie
 	@$(BIN)/pytest -m clients -n $(WORKERS) tests/clients
 
 lint: setup      ## format check, ruff, pyright, import contracts
