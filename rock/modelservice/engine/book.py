@@ -263,13 +263,15 @@ def _replayed(graph: MessageGraph, said: records.CallQueued | records.Edited) ->
 
 def _samples(record: records.CallAnswered) -> tuple[Sample, ...]:
     return tuple(
-        Sample(
-            choice.packed_ids or b"",
-            choice.packed_logprobs or b"",
-            choice.version_spans,
-            choice.parts,
-        )
-        for choice in record.choices
+        [
+            Sample(
+                choice.packed_ids or b"",
+                choice.packed_logprobs or b"",
+                choice.version_spans,
+                choice.parts,
+            )
+            for choice in record.choices
+        ]
     )
 
 

@@ -122,21 +122,17 @@ class MessageGraph:
 
     def extend(self, located: Located) -> Extension:
         """Add a request that `locate` has just looked up."""
-        blobs: list[bytes] = []
+        sent = located.rest if located.tools is None else [*located.rest, located.tools]
+        numbers, begun = self._numbers, len(self._blobs)
         fresh: dict[bytes, int] = {}
-
-        def number(blob: bytes) -> int:
-            known = self._numbers.get(blob)
-            if known is None:
-                known = fresh.get(blob)
-            if known is None:
-                known = fresh[blob] = len(self._blobs) + len(blobs)
-                blobs.append(blob)
-            return known
-
-        path = [number(message) for message in located.rest]
-        tools = None if located.tools is None else number(located.tools)
-        return self.replay(base=located.base, path=path, blobs=blobs, tools=tools)
+        path: list[int] = []
+        for blob in sent:
+            number = numbers.get(blob)
+            if number is None:
+                number = fresh.setdefault(blob, begun + len(fresh))
+            path.append(number)
+        tools = None if located.tools is None else path.pop()
+        return self.replay(base=located.base, path=path, blobs=list(fresh), tools=tools)
 
     def replay(
         self, *, base: int, path: list[int], blobs: list[bytes], tools: int | None

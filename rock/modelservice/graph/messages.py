@@ -17,6 +17,8 @@ from msgspec import Raw, Struct
 
 from rock.modelservice.wire import AssistantMessage
 
+DIGEST_BYTES = 16
+"""Half a SHA-256, which CPUs have instructions for: two thirds of what BLAKE2 costs."""
 _EMPTY = (b"null", b'""', b"[]", b"{}")
 _ASSISTANT_FIELDS = ("content", "tool_calls", "function_call")
 """What an assistant message is; clients drop and invent the other fields."""
@@ -142,15 +144,11 @@ def _one_spelling(value: Any) -> Any:
 def _digest_text(role: str, text: str) -> bytes:
     """`_digest` of a role and a text, which nearly all messages are."""
     said, words = role.encode(), text.encode()
-    return _hashed(b"%d,%d:%b%b" % (len(said), len(words), said, words))
+    data = b"%d,%d:%b%b" % (len(said), len(words), said, words)
+    return hashlib.sha256(data).digest()[:DIGEST_BYTES]
 
 
 def _digest(parts: list[bytes]) -> bytes:
     # Lengths keep ("ab", "c") and ("a", "bc") apart.
     lengths = b",".join([b"%d" % len(part) for part in parts])
-    return _hashed(b"%b:%b" % (lengths, b"".join(parts)))
-
-
-def _hashed(data: bytes) -> bytes:
-    # Half a SHA-256, which CPUs have instructions for: two thirds of what BLAKE2 costs.
-    return hashlib.sha256(data).digest()[:16]
+    return hashlib.sha256(b"%b:%b" % (lengths, b"".join(parts))).digest()[:DIGEST_BYTES]
