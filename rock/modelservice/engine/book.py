@@ -196,7 +196,8 @@ class Book:
             tokens=call.tokens,
         )
         call.stored = answer
-        call.forget_spans()
+        if call.said is not None:
+            call.forget_spans()
         call.answered_lease = record.lease
         call.fingerprint = record.fingerprint
         conversation = self._conversations[call.session.id]

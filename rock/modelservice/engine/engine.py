@@ -155,7 +155,7 @@ class Engine:
 
     def _note_call(self, call: Call, payload: bytes, then: Then | None = None) -> None:
         """`_note` for a record about a call: four of them make a turn, and whose they are is known."""
-        self.shelf.add(call.session_id, self.journal.note(payload, then))
+        self.shelf.places[call.session_id].append(self.journal.note(payload, then))
 
     # --- sessions ---
 

@@ -86,7 +86,7 @@ class MessageGraph:
         # Normalised nodes.
         self._normal_parent = array("i", [_ROOT])
         self._normal_role: list[str] = [""]
-        self._normal_children: dict[tuple[int, bytes], int] = {}
+        self._normal_children: dict[tuple[int, int], int] = {}
         self._answers: dict[int, AnswerRef] = {}
         self._answer_of_call_id: dict[str, tuple[int, AnswerRef] | None] = {}
         self._echoes: dict[int, AnswerRef] = {}

@@ -19,6 +19,7 @@ from rock.modelservice.engine.calls import Call
 from rock.modelservice.engine.spans import Said, new_call_id, runs
 from rock.modelservice.graph import tokens
 from rock.modelservice.graph.answer import AnswerChoice
+from rock.modelservice.graph.graph import MessageGraph
 from rock.modelservice.graph.parts import (
     last,
     reason_against_parts,
@@ -109,12 +110,12 @@ def answered(
     wanted: int,
     prepared: Prepared,
     version: PolicyVersion | None,
+    graph: MessageGraph,
     *,
-    messages: int,
     misspelt: str | None = None,
 ) -> records.CallAnswered:
-    """The record of a completion as the answer to `call`, which asked for `wanted` choices by
-    `messages` messages. `misspelt` is why its tokens are not its text.
+    """The record of a completion as the answer to `call`, a request in `graph` that asked for `wanted`
+    choices. `misspelt` is why its tokens are not its text.
 
     What workers said of it before keeps the log-probabilities and versions it was sampled with; that
     the completion begins with it was checked. Raises `BadRequest` for another number of choices, and
@@ -130,7 +131,7 @@ def answered(
     parts = prepared.completion.prompt_parts
     if reason is None and parts is not None:
         count = tokens.count(prepared.prompt or b"")
-        reason = reason_against_prompt_parts(parts, count, messages)
+        reason = reason_against_prompt_parts(parts, count, graph.depth(call.leaf))
     reason = reason or misspelt
     continues, before = prepared.completion.continues_parent, 0
     if continues:

@@ -290,7 +290,8 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
             self._admit_connection()
             self._engine.attach(call)
         else:
-            _check_open(session)
+            if session.close_reason is not None:
+                _check_open(session)
             self._admit(session)
             call = self._new_call(session, conversation, incoming, asked, edit)
         call.streams = call.streams or incoming.stream
@@ -320,14 +321,16 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
             raise QueueFull(f"this session has {session.parked} calls waiting, its limit")
         totals = session.totals
         self._admit_connection()
-        self._queue.admit(coming=totals[State.QUEUED] - self._queue.queued)
-        parked = totals[State.QUEUED] + totals[State.LEASED]
-        if parked >= self.config.max_parked:
+        queued = totals[State.QUEUED]
+        self._queue.admit(coming=queued - self._queue.queued)
+        parked = queued + totals[State.LEASED]
+        if parked >= self._engine.config.max_parked:
             raise QueueFull(f"{parked} calls wait for an answer already")
 
     def _admit_connection(self) -> None:
-        if self.connections >= self.config.max_parked:
-            raise QueueFull(f"{self.connections} connections wait for an answer already")
+        waiting = self._engine.connections
+        if waiting >= self._engine.config.max_parked:
+            raise QueueFull(f"{waiting} connections wait for an answer already")
 
     async def _intercepted(self, session: Session, incoming: Incoming) -> Edit:
         """What the interceptors make of a request that repeats none."""

@@ -176,10 +176,8 @@ class TrainerSide:
             version = held.policy_version
         if call.said is not None:
             self._check_prefix(call, prepared)
-        messages = self._book.conversation(call.session_id).graph.depth(call.leaf)
-        record = completions.answered(
-            call, wanted, prepared, version, messages=messages, misspelt=misspelt
-        )
+        graph = self._book.conversation(call.session_id).graph
+        record = completions.answered(call, wanted, prepared, version, graph, misspelt=misspelt)
         if edit is not None and edit.error is not None:
             self._engine.end(call, Event.FAIL, edit.error)
             return BLOCKED
