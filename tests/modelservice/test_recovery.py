@@ -16,7 +16,7 @@ from rock import process
 from rock.config import inherited_environment
 from rock.errors import CallFailed, JournalError, ServiceUnavailable, SessionClosed
 from rock.modelservice import wire
-from rock.modelservice.journal.journal import frame
+from rock.modelservice.journal.journal import framed
 from rock.modelservice.service.service import Incoming
 from rock.modelservice.states import State
 from rock.testing.clock import FakeClock
@@ -205,7 +205,7 @@ async def test_a_journal_that_contradicts_itself_is_refused(tmp_path: Path, kind
             pass
 
 
-INNER = frame(b'abc"').decode()
+INNER = framed([b'abc"']).decode()
 """A whole record whose payload ends a JSON string, so that its newline stands outside of one."""
 QUOTING = {
     "at the end of a string": '{"role": "user", "content": "' + INNER + ', "name": "',
