@@ -109,7 +109,8 @@ class OtelSpans:
 
 def call_spans() -> CallSpans:
     try:
-        return OtelSpans()
+        # A cached property is read like any other, which protocols cannot say.
+        return OtelSpans()  # pyright: ignore[reportReturnType]
     except ImportError:
         return NoSpans()
 
