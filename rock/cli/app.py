@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 import rock
+from rock.cli.agents_app import agents_app
 from rock.cli.runs_app import runs_app
 from rock.cli.sandbox_app import sandbox_app
 from rock.errors import ConfigError
@@ -68,7 +69,9 @@ def serve(
             "May be repeated; for more, --set backends_file=FILE."
         ),
     ] = None,
-    api_base: Annotated[str | None, typer.Option(help="Address of the backends' API.")] = None,
+    api_base: Annotated[
+        str | None, typer.Option(help="Address of the backends' API.", envvar="ROCK_API_BASE")
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="A setting, see docs/settings.md."),
@@ -144,7 +147,9 @@ def run(
             help="queue, or a backend: litellm:NAME, openai:NAME, engine:NAME, replay:PATH."
         ),
     ] = None,
-    api_base: Annotated[str | None, typer.Option(help="Address of the hosted model's API.")] = None,
+    api_base: Annotated[
+        str | None, typer.Option(help="Address of the hosted model's API.", envvar="ROCK_API_BASE")
+    ] = None,
     provider: Annotated[ProviderName | None, typer.Option(help="Who makes sandboxes.")] = None,
     concurrency: Annotated[int | None, typer.Option(min=1, help="Episodes at once.")] = None,
     out: Annotated[
@@ -259,6 +264,7 @@ def export(
 
 app.add_typer(sandbox_app, name="sandbox")
 app.add_typer(runs_app, name="runs")
+app.add_typer(agents_app, name="agents")
 
 tokens_app = typer.Typer(no_args_is_help=True, help="Tokenizers and chat templates.")
 app.add_typer(tokens_app, name="tokens")

@@ -177,6 +177,14 @@ def _path_as_text(value: object) -> object:
     raise NotImplementedError(f"no JSON for {type(value).__name__}")
 
 
+def _waits_for(event: RunStarted) -> str:
+    if event.trainer_url is None:
+        return ""
+    keys = event.directory / "service" / "keys.json"
+    at = f"\na trainer is to answer at {event.trainer_url}"
+    return escape(at + (f" (its key is in {keys})" if keys.is_file() else ""))
+
+
 def line_of(event: Event) -> str | None:
     """What happened, in rich's markup; None for what is only counted."""
     match event:
@@ -185,6 +193,7 @@ def line_of(event: Event) -> str | None:
             return (
                 f"{event.groups} tasks, {event.episodes} episodes{gone_on}, "
                 f"sandboxes by [bold]{event.provider}[/], into {escape(str(event.directory))}"
+                + _waits_for(event)
             )
         case AttemptDone():
             return _attempt_line(event)

@@ -18,6 +18,7 @@ from rock.config import read_environment
 from rock.errors import ProviderUnavailable
 from rock.sandbox.base import Provider
 from rock.sandbox.doctor import choose_provider, providers
+from rock.sandbox.remote import door
 
 T = TypeVar("T")
 
@@ -33,6 +34,7 @@ class Loop:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._providers: dict[str, asyncio.Task[Provider]] = {}
+        self._doors: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rock", daemon=True)
         self._thread.start()
 
@@ -47,11 +49,17 @@ class Loop:
                 concurrent.futures.wait([future], timeout=CLOSE_SECONDS)
             raise
 
+    async def _make(self, name: str) -> Provider:
+        made = await _make(name)
+        task = asyncio.ensure_future(_with_a_door(made))
+        self._doors.add(task)
+        return made
+
     async def provider(self, name: str) -> Provider:
         """The process's one provider of that name. Raises `ProviderUnavailable`. On the loop only."""
         task = self._providers.get(name)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            task = self._providers[name] = asyncio.ensure_future(_make(name))
+            task = self._providers[name] = asyncio.ensure_future(self._make(name))
         return await asyncio.shield(task)
 
     def quit(self) -> None:
@@ -74,6 +82,12 @@ async def _cancel_all() -> None:
     for task in tasks:
         if task.done() and not task.cancelled():
             task.exception()  # seen, and of no more interest
+
+
+async def _with_a_door(provider: Provider) -> None:
+    """Until the loop quits."""
+    async with door.opened(provider):
+        await asyncio.get_running_loop().create_future()
 
 
 async def _make(name: str) -> Provider:

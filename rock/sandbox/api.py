@@ -7,6 +7,7 @@ over a WebSocket (`channel`), whose binary messages are the bytes of one tunnel 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -15,9 +16,13 @@ import msgspec
 from rock.errors import BadRequest, RockError, SandboxError, any_error_for
 from rock.sandbox.base import SandboxSpec
 from rock.sandbox.command import Death, ExecResult, ProcessInfo
+from rock.sandbox.logs import LogEntry, LogPage
 from rock.sandbox.state import Capability, Changes, ResetReceipt
+from rock.secrets import redact, redact_text
 
 T = TypeVar("T")
+MAX_NOTE_BYTES = 16 * 1024
+MAX_NOTE_TEXT = 1000
 
 
 class Named(Protocol):
@@ -32,6 +37,7 @@ class Described(Protocol):
 
     spec: SandboxSpec
     variables: dict[str, str]
+    env_changes: dict[str, str | None]
     rlimits: tuple[tuple[int, int], ...]
 
     @property
@@ -51,6 +57,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     rlimits: list[tuple[int, int]]
     capabilities: list[str]
     not_enforced: list[str]
+    env_changes: dict[str, str | None] = {}
+    """Variables set, or taken away, since it was made or reset."""
 
 
 class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,10 +67,12 @@ class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True):
     age_seconds: float
     spec: SandboxSpec
     profile: Profile
+    box: str = ""
+    """The box that it is now; after a reset that made another one, another one."""
 
 
 def info_of(
-    sandbox: Described, *, sandbox_id: str, provider: str, age_seconds: float
+    sandbox: Described, *, sandbox_id: str, provider: str, age_seconds: float, box: str = ""
 ) -> SandboxInfo:
     profile = Profile(
         user=sandbox.identity.user,
@@ -71,6 +81,7 @@ def info_of(
         rlimits=list(sandbox.rlimits),
         capabilities=sorted(sandbox.capabilities),
         not_enforced=list(sandbox.not_enforced),
+        env_changes=dict(sandbox.env_changes),
     )
     return SandboxInfo(
         id=sandbox_id,
@@ -78,6 +89,7 @@ def info_of(
         age_seconds=age_seconds,
         spec=sandbox.spec,
         profile=profile,
+        box=box,
     )
 
 
@@ -116,6 +128,24 @@ class ExecRequestBody(msgspec.Struct, frozen=True, kw_only=True):
     overflow: str = "kill"
 
 
+class Variables(msgspec.Struct, frozen=True, kw_only=True):
+    variables: dict[str, str]
+    """Of a command that asks for none of its own."""
+    changes: dict[str, str | None]
+    """What of it was set, or taken away, since the sandbox was made or reset."""
+
+
+class EnvRequest(msgspec.Struct, frozen=True, kw_only=True):
+    changes: dict[str, str | None]
+    """Null takes a variable away."""
+
+
+class Notes(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client did to a sandbox over its channel, for the sandbox's log."""
+
+    entries: list[LogEntry]
+
+
 class Health(msgspec.Struct, frozen=True, kw_only=True):
     provider: str
     available: bool
@@ -129,6 +159,19 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     cause: str | None = None
     """Of `sandbox_died` only."""
+
+
+def bounded(entry: LogEntry) -> LogEntry:
+    """What a client wrote down, as it may stand in a log of the server: bounded, redacted, its own."""
+    return replace(
+        entry,
+        by="client",
+        what=redact_text(entry.what)[:MAX_NOTE_TEXT],
+        status=entry.status[:100],
+        action=entry.action[:100],
+        stdout=redact(entry.stdout[:MAX_NOTE_BYTES]),
+        stderr=redact(entry.stderr[:MAX_NOTE_BYTES]),
+    )
 
 
 def encode(value: object) -> bytes:
@@ -178,6 +221,19 @@ _PATHS: dict[str, dict[str, tuple[str, Any, Any]]] = {
         "delete": ("Stop it", None, None),
     },
     "/v1/sandboxes/{id}/exec": {"post": ("Run a command to its end", ExecRequestBody, ExecResult)},
+    "/v1/sandboxes/{id}/log": {
+        "get": (
+            "What was done to it: after the cursor `after`, or the last `tail` entries; "
+            "waits up to `wait_seconds` for the first",
+            None,
+            LogPage,
+        ),
+        "post": ("Add what a client did over the channel", Notes, None),
+    },
+    "/v1/sandboxes/{id}/env": {
+        "get": ("The variables of its commands", None, Variables),
+        "patch": ("Change those of later commands", EnvRequest, Variables),
+    },
     "/v1/sandboxes/{id}/processes": {"get": ("What runs inside", None, list[ProcessInfo])},
     "/v1/sandboxes/{id}/reset": {"post": ("Back to how it was made", None, ResetReceipt)},
     "/v1/sandboxes/{id}/snapshot": {
@@ -204,6 +260,17 @@ _RAW_PATHS = {
 }
 
 
+_QUERIES = {
+    ("get", "/v1/sandboxes/{id}/file"): [("path", "string")],
+    ("put", "/v1/sandboxes/{id}/file"): [("path", "string"), ("mode", "string")],
+    ("get", "/v1/sandboxes/{id}/log"): [
+        ("after", "string"),
+        ("tail", "integer"),
+        ("wait_seconds", "number"),
+    ],
+}
+
+
 def document(version: str) -> dict[str, Any]:
     """The OpenAPI description of the server."""
     kinds = [kind for entry in _PATHS.values() for op in entry.values() for kind in op[1:] if kind]
@@ -214,7 +281,7 @@ def document(version: str) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for path, entry in _PATHS.items():
         for method, (summary, body, answer) in entry.items():
-            operation = _operation(path, summary)
+            operation = _operation(method, path, summary)
             if body is not None:
                 operation["requestBody"] = {"required": True, **_content(known[repr(body)])}
             if answer is not None:
@@ -222,7 +289,7 @@ def document(version: str) -> dict[str, Any]:
             paths.setdefault(path, {})[method] = operation
     for path, methods in _RAW_PATHS.items():
         for method, summary in methods.items():
-            paths.setdefault(path, {})[method] = _operation(path, summary)
+            paths.setdefault(path, {})[method] = _operation(method, path, summary)
     return {
         "openapi": "3.1.0",
         "info": {"title": "rock sandboxes", "version": version},
@@ -235,19 +302,22 @@ def document(version: str) -> dict[str, Any]:
     }
 
 
-def _operation(path: str, summary: str) -> dict[str, Any]:
+def _operation(method: str, path: str, summary: str) -> dict[str, Any]:
     refusal = {"description": "Refused", **_content({"$ref": "#/components/schemas/ErrorBody"})}
     operation: dict[str, Any] = {
         "summary": summary,
         "responses": {"200": {"description": "Done"}, "default": refusal},
     }
-    names = ["id"] if "{id}" in path else []
-    if names:
-        operation["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-            for name in names
-        ]
+    parameters = [_parameter("id", "string", where="path")] if "{id}" in path else []
+    parameters += [_parameter(*one) for one in _QUERIES.get((method, path), ())]
+    if parameters:
+        operation["parameters"] = parameters
     return operation
+
+
+def _parameter(name: str, kind: str, *, where: str = "query") -> dict[str, Any]:
+    required = where == "path" or name == "path"
+    return {"name": name, "in": where, "required": required, "schema": {"type": kind}}
 
 
 def _content(schema: object) -> dict[str, Any]:

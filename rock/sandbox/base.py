@@ -36,6 +36,7 @@ from rock.sandbox.command import (
     Shell,
     TerminalSize,
 )
+from rock.sandbox.logs import LogPage
 from rock.sandbox.state import Capability, Changes, ResetReceipt, Snapshot
 
 __all__ = [
@@ -87,6 +88,14 @@ class Limits:
     pids: int | None = 512
     cpus: float | None = None
     open_files: int | None = 4096
+    disk_bytes: int | None = None
+    """Of all that is written in the sandbox, snapshots of it included; writable mounts are the host's."""
+
+
+IMAGE_USER = "image"
+BuildNetwork: TypeAlias = Literal["engine", "none", "host"]
+"""What the commands of a Dockerfile may reach: what the engine's containers do by default, nothing, or
+all that the engine's machine does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +115,8 @@ class SandboxSpec:
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     """The whole environment of commands, on top of PATH, HOME, LANG and TMPDIR."""
     user: str | None = None
-    """User of commands inside the sandbox (name or uid); None is the provider's safe default."""
+    """User of commands inside the sandbox (name or uid); None is the provider's safe default, and
+    `IMAGE_USER` the image's own, which is root where it names none."""
     network: Literal["none", "model", "allowlist", "full"] = "none"
     """`none` and `model`: nothing but what the harness serves by `listen`. `allowlist`: also
     `allowed_hosts`, by HTTP and TLS through a proxy of the harness. `full`: the provider's own network."""
@@ -301,6 +311,28 @@ class Sandbox(ABC):
         """Like `reset`, but back to `snapshot`, which must be of a sandbox made of the same."""
         raise NotSupported("restore: this provider keeps no states")
 
+    @abstractmethod
+    def environment(self) -> dict[str, str]:
+        """The variables of a command that asks for none of its own."""
+
+    async def set_env(self, changes: Mapping[str, str | None]) -> None:
+        """Set variables for later commands, or take them away (None), whoever starts them.
+
+        They are laid over the spec's, and under those of a single command. What runs keeps what it has,
+        kept shells included. A reset brings back the spec's. Raises `CommandRefused`.
+        """
+        raise NotSupported("set_env: this provider's variables do not change")
+
+    async def read_log(
+        self, *, after: str = "", tail: int | None = None, wait_seconds: float = 0.0
+    ) -> LogPage:
+        """What was done to it, by whomever: entries after the cursor `after`, or the last `tail` ones.
+
+        With `wait_seconds` it waits so long for the first entry. Bounded: of a long life the beginning
+        and the end are kept. Ends with the sandbox. Raises `NotSupported`, `BadRequest`.
+        """
+        raise NotSupported("log: this provider writes nothing down")
+
     async def set_network(
         self,
         network: Literal["none", "model", "allowlist", "full"],
@@ -341,10 +373,39 @@ class Sandbox(ABC):
         await self.stop()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """An image that a provider has built, or had."""
+
+    reference: str
+    """For `SandboxSpec.image`."""
+    user: str
+    """Its own user; empty where it names none."""
+    log: str | None = None
+    """What the build said; None where the image was there."""
+
+
 class Provider(ABC):
     """Makes sandboxes of one kind. `async with`; closing it stops every sandbox it still owns."""
 
     name: str
+    builds_images: bool = False
+
+    async def build_image(
+        self,
+        context: Path,
+        *,
+        dockerfile: str = "Dockerfile",
+        timeout_seconds: float = 600.0,
+        network: BuildNetwork = "engine",
+    ) -> Built:
+        """The image of a Dockerfile in the directory `context`; what is there already is not built again.
+
+        Its commands run as the engine runs them, as root and not as a sandbox, with `network`.
+        Raises `NotSupported` unless `builds_images`, `BuildFailed` with the log, `ConfigError` for a
+        Dockerfile that is not there, `ProviderUnavailable` for a base image that is not.
+        """
+        raise NotSupported(f"build_image: the {self.name} provider builds no images")
 
     @abstractmethod
     async def probe(self) -> Availability:
@@ -387,6 +448,10 @@ class Provider(ABC):
         finally:
             snapshot.release()
         return made
+
+    def sandboxes(self) -> list[Sandbox]:
+        """Those that it has made and that were not stopped."""
+        return []
 
     @abstractmethod
     async def close(self) -> None:

@@ -24,6 +24,9 @@ _ENGINE_SOCKETS = (
 _OURS = ("/proc", "/dev", "/sys", "/rock")
 
 
+MIN_DISK_BYTES = 16 * 1024**2
+
+
 def check_spec(spec: SandboxSpec, *, engine_sockets: Sequence[str] = ()) -> None:
     """Raises `ConfigError` naming the field, what was given and what was expected.
 
@@ -35,6 +38,11 @@ def check_spec(spec: SandboxSpec, *, engine_sockets: Sequence[str] = ()) -> None
     check_hosts("allowed_hosts", spec.allowed_hosts)
     if spec.allowed_hosts and spec.network != "allowlist":
         raise ConfigError(f"allowed_hosts: network is {spec.network!r}, expected 'allowlist'")
+    disk_bytes = spec.limits.disk_bytes
+    if disk_bytes is not None and disk_bytes < MIN_DISK_BYTES:
+        raise ConfigError(
+            f"limits.disk_bytes: got {disk_bytes}, expected at least {MIN_DISK_BYTES} (16 MiB)"
+        )
     if spec.lifetime_seconds <= 0:
         raise ConfigError(f"lifetime_seconds: got {spec.lifetime_seconds}, expected more than 0")
 

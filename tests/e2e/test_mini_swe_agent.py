@@ -17,7 +17,7 @@ from rock.modelservice.policies.scripted import tool_call, turn_of
 from rock.rollout.inputs.runfile import RunFile
 from rock.rollout.records.trajectory import read_trajectory
 from rock.rollout.run import run
-from tests.conftest import TEST_IMAGE
+from tests.needs import TEST_IMAGE
 from tests.rollout.live import address, answering
 
 LIBRARY = Path(iniconfig.__file__).parent

@@ -4,6 +4,7 @@ import contextlib
 import math
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,45 @@ def test_an_environment_that_lies_gets_errors_and_is_not_believed() -> None:
         env.step(0)
         with pytest.raises(EnvironmentLost, match="it spoke without being asked"):
             env.step(4)
+
+
+ODD = {
+    "exits": "SystemExit: 3",
+    "exits at once": "died 1 times in a row",
+    "recurses": "RecursionError",
+    "answers without end": "it said too much",
+    "returns four": "expected 5, got 4",
+    "rewards with text": "could not convert",
+    "floods its output": "",
+    "leaves a child": "",
+    "forgets its surroundings": "",
+    "never closes": "",
+}
+
+
+@pytest.mark.parametrize("how", ODD)
+def test_an_odd_environment_answers_or_fails_in_time_and_ends_when_it_is_closed(how: str) -> None:
+    with contextlib.closing(counter("Odd", arguments={"how": how}, restores=0)) as env:
+        env.reset(seed=5)
+        if ODD[how]:
+            with pytest.raises(EnvironmentFailed, match=ODD[how]):
+                env.step(0)
+            assert env.reset(seed=5)[0]["count"] == 0
+        else:
+            assert [env.step(0)[0]["count"] for _ in range(2)] == [1, 2]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+def test_sixty_four_environments_at_once_keep_their_states_apart() -> None:
+    def play(number: int) -> list[int]:
+        with contextlib.closing(counter()) as env:
+            first, _ = env.reset(seed=number, options={"count": number % 5})
+            return [first["count"], *(env.step(0)[0]["count"] for _ in range(3))]
+
+    with ThreadPoolExecutor(64) as threads:
+        played_out = list(threads.map(play, range(64)))
+    assert played_out == [[n % 5 + step for step in range(4)] for n in range(64)]
 
 
 def test_infos_and_pictures_come_out_and_nothing_is_shown_on_a_screen() -> None:

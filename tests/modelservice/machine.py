@@ -31,7 +31,7 @@ from hypothesis.stateful import (
 from rock.errors import BadRequest, RockError, SessionClosed
 from rock.modelservice import wire
 from rock.modelservice.journal.journal import FILE_NAME, framed
-from rock.modelservice.service.service import Call, Incoming, ModelService
+from rock.modelservice.service.service import Call, Incoming, ModelService, Seen
 from rock.modelservice.states import ENDED_WITHOUT, WITH_ANSWER, Event, State
 from rock.modelservice.wire.partial import Partial, PartialRequest
 from rock.testing.clock import FakeClock
@@ -240,8 +240,9 @@ class ServiceMachine(RuleBasedStateMachine):
 
     def _read(self, connection: int) -> None:
         call, model = self.calls[connection], self._model_of(connection)
-        assert [delta.content for delta in call.spans_after(0)] == model.said
-        call.shown = call.shown or bool(model.said)
+        assert [delta.content for delta in call.spans_after(Seen())] == model.said
+        if model.said:
+            self.do(self.service.bind(call))
         self.model.read(model)
 
     def _model_of(self, connection: int) -> ModelCall:
@@ -347,6 +348,7 @@ class ServiceMachine(RuleBasedStateMachine):
         choose(dice, (self.restart, self.crash, self.release, self.time_passes))(dice)
         self.resume(dice)
         self.claim(dice)
+        choose(dice, (self.complete, self.cannot_continue, self.say))(dice)
 
     def cannot_continue(self, dice: Dice) -> None:
         if not self.model.leases:

@@ -34,7 +34,7 @@ class ModelCall:
     said: list[str] = field(default_factory=list[str])
     """Spans that workers have sent, while the call is open."""
     shown: bool = False
-    """An agent of this run of the service has read of them."""
+    """An agent has read of them."""
     answer: str | None = None
     answered_lease: str | None = None
 
@@ -225,7 +225,6 @@ class SimpleModel:
         self.connections.clear()
         for call in self.calls.values():
             call.attached = call.lost = 0
-            call.shown = False
             if call.state is State.LEASED:
                 call.move(Event.RELEASE)
             elif call.state is State.ANSWERED:

@@ -9,7 +9,7 @@ import pytest
 
 from rock.errors import CallFailed
 from rock.modelservice.graph.answer import Delta
-from rock.modelservice.service.service import ModelService
+from rock.modelservice.service.service import ModelService, Seen
 from rock.modelservice.wire import (
     AssistantMessage,
     Choice,
@@ -80,9 +80,9 @@ async def test_ids_are_minted_once_also_for_a_span_that_is_sent_again(tmp_path: 
         (lease,) = await claim(service)
         first = [ToolCallDelta(0, '{"a"', "f"), ToolCallDelta(0, ": 1}"), ToolCallDelta(1, "", "g")]
         assert await send(service, lease, 0, *first) is None
-        shown = call.spans_after(0)
+        shown = call.spans_after(Seen())
         assert await send(service, lease, 0, *first) is None
-        assert call.spans_after(0) == shown
+        assert call.spans_after(Seen()) == shown
         other = await send(service, lease, 0, ToolCallDelta(0, "{}", "f"))
         assert other is not None
         assert other.startswith("lease_lost")
@@ -102,7 +102,7 @@ async def test_the_next_delivery_carries_the_calls_and_a_restart_keeps_them(tmp_
         (lease,) = await claim(service)
         assert await send(service, lease, 0, ToolCallDelta(0, '{"a"', "f", "mine")) is None
         expected = [ToolCall(ToolFunction("f", '{"a"'), "mine")]
-        assert call.spans_after(0) == [Delta(calls=(ToolCallDelta(0, '{"a"', "f", "mine"),))]
+        assert call.spans_after(Seen()) == [Delta(calls=(ToolCallDelta(0, '{"a"', "f", "mine"),))]
     async with running(tmp_path, clock) as service:
         (lease,) = await claim(service)
         assert lease.prefix is not None
@@ -128,7 +128,7 @@ async def test_an_answer_that_does_not_begin_with_the_calls_shown_fails_the_call
         call = await ask(service, await open_session(service), HI)
         (lease,) = await claim(service)
         assert await send(service, lease, 0, ToolCallDelta(0, '{"a"', "f", "mine")) is None
-        call.shown = True  # an agent's connection has read it
+        await service.bind(call)  # an agent's connection has read it
         done = whole(lease, *completion["calls"], ids=completion.get("ids", ()))
         (result,) = await complete(service, done)
         assert result.error is not None

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from rock.errors import SessionClosed
 from rock.modelservice import wire
 from rock.modelservice.client.worker import Worker
 from rock.modelservice.engine.notices import KEEP_SECONDS, Notices
@@ -20,7 +21,15 @@ from rock.modelservice.wire.partial import CancelledReply, CancelledRequest, Par
 from rock.testing.clock import FakeClock
 from rock.testing.service import running_service
 from rock.types import LeaseId, WorkerId
-from tests.modelservice.fixtures import ask, claim, open_session, running, user
+from tests.modelservice.fixtures import (
+    ask,
+    claim,
+    complete,
+    completion,
+    open_session,
+    running,
+    user,
+)
 from tests.modelservice.live import admin_of, new_session, raw_agent, trainer_of
 
 HI = user("hi")
@@ -72,6 +81,34 @@ async def test_closing_a_session_tells_at_once_and_expiry_tells_nobody(tmp_path:
         assert (await cancelled(service)).lease_ids == []  # renewing says it, to who still renews
         await service.close_session(session.id)
         assert (await cancelled(service)).lease_ids == [slow.lease_id]
+
+
+@pytest.mark.parametrize("closed_first", [False, True])
+async def test_an_answer_and_the_end_of_its_session_at_the_same_time_are_one_or_the_other(
+    tmp_path: Path, closed_first: bool
+) -> None:
+    async with running(tmp_path) as service:
+        session = await open_session(service)
+        call = await ask(service, session, HI)
+        (lease,) = await claim(service)
+        closing = service.close_session(session.id)
+        completing = complete(service, completion(lease))
+        if closed_first:
+            _, [result] = await asyncio.gather(closing, completing)
+            assert result.error is not None
+            assert result.error.code == "lease_lost"
+            with pytest.raises(SessionClosed):
+                await call.answer()
+        else:
+            [result], _ = await asyncio.gather(completing, closing)
+            assert result.error is None
+            assert (await call.answer()).choices[0].message.content == "hello"
+            service.sent(call)
+        state = call.state
+        assert state is (State.CANCELLED if closed_first else State.DELIVERED)
+    async with running(tmp_path) as service:
+        assert [one.state for one in service.trajectory(session.id).calls] == [state]
+        assert await claim(service) == []
 
 
 async def test_a_deadline_tells_the_worker_too(tmp_path: Path) -> None:

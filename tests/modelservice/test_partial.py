@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 
@@ -16,9 +17,10 @@ from rock.modelservice import wire
 from rock.modelservice.client.speaking import Voice
 from rock.modelservice.client.worker import serve, serve_streaming
 from rock.modelservice.graph.answer import Delta
-from rock.modelservice.service.service import Call, ModelService
+from rock.modelservice.service.service import Call, ModelService, Seen
 from rock.modelservice.states import State
 from rock.modelservice.wire import AssistantMessage, Choice, Completion, Lease, VersionSpan
+from rock.modelservice.wire.interceptors import Interceptor
 from rock.modelservice.wire.partial import Partial, PartialReply, PartialRequest
 from rock.testing.clock import FakeClock
 from rock.testing.service import running_service
@@ -30,6 +32,7 @@ from tests.modelservice.fixtures import (
     incoming,
     open_session,
     running,
+    until,
     user,
 )
 from tests.modelservice.live import agent, new_session, raw_agent, trainer_of
@@ -71,10 +74,10 @@ def whole(lease: Lease, text: str, ids: Sequence[int], **fields: Any) -> Complet
     return completion(lease, text, ids=ids, logprobs=[-9.0] * len(ids), **fields)
 
 
-async def read_all(call: Call) -> None:
+async def read_all(service: ModelService, call: Call) -> None:
     """An agent's connection reads what there is, which binds the answer."""
-    assert call.spans_after(0)
-    call.shown = True
+    assert call.spans_after(Seen())
+    await service.bind(call)
 
 
 async def test_a_span_is_on_disk_before_an_agent_can_see_it(tmp_path: Path) -> None:
@@ -82,10 +85,41 @@ async def test_a_span_is_on_disk_before_an_agent_can_see_it(tmp_path: Path) -> N
         call = await ask(service, await open_session(service), HI)
         (lease,) = await claim(service)
         sending = asyncio.create_task(send(service, span(lease, 0, "tick", [1])))
-        assert await call.news_within(5, 0)
+        assert await call.news_within(5, Seen())
         assert b'"content":"tick"' in (tmp_path / "journal.log").read_bytes()
-        assert call.spans_after(0) == [Delta(content="tick")]
+        assert call.spans_after(Seen()) == [Delta(content="tick")]
         assert codes(await sending) == [None]
+
+
+async def test_that_an_agent_reads_is_on_disk_before_it_is_sent_anything(tmp_path: Path) -> None:
+    async with running(tmp_path) as service:
+        call = await ask(service, await open_session(service), HI)
+        (lease,) = await claim(service)
+        await send(service, span(lease, 0, "tick", [1]))
+        both = await asyncio.gather(service.bind(call), service.bind(call))
+        assert both == [None, None]
+        assert (tmp_path / "journal.log").read_bytes().count(b'"t":"spans_read"') == 1
+    async with running(tmp_path) as service:
+        assert service._engine.book.calls[call.id].shown  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_spans_that_were_dropped_on_their_way_to_the_disk_show_none_of_the_next_ones(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as service:
+        call = await ask(service, await open_session(service), HI)
+        (lease,) = await claim(service)
+        await send(service, span(lease, 0, "old", [1]))
+        old = call.said
+        assert old is not None
+        await service.fail(wire.FailRequest([wire.Failure(lease.lease_id, "cannot_continue")]))
+        (lease,) = await claim(service)
+        sending = asyncio.create_task(send(service, span(lease, 0, "new", [2])))
+        await until(lambda: call.said is not None)
+        call.reveal(old, 1)
+        assert call.visible == 0
+        assert codes(await sending) == [None]
+        assert call.visible == 1
 
 
 async def test_rows_keep_the_version_and_logprobs_each_span_was_sampled_with(
@@ -137,7 +171,7 @@ async def test_the_next_delivery_carries_what_was_said(tmp_path: Path) -> None:
         call = await ask(service, await open_session(service), HI)
         (lost,) = await claim(service, lease_seconds=1.0)
         await send(service, span(lost, 0, "a", [10], version=1, prompt=[1, 2, 3]))
-        await read_all(call)
+        await read_all(service, call)
         clock.advance(1.0)
         service.tick()
         assert codes(await send(service, span(lost, 1, "b", [11]))) == ["lease_lost"]
@@ -171,7 +205,7 @@ async def test_an_answer_with_another_beginning_fails_a_call_that_was_read(
         call = await ask(service, await open_session(service), HI)
         (lease,) = await claim(service)
         await send(service, span(lease, 0, "a", [10], prompt=[1, 2, 3]))
-        await read_all(call)
+        await read_all(service, call)
         (result,) = await complete(service, whole(lease, text, ids, prompt=prompt))
         assert result.error is not None
         assert said in result.error.message
@@ -203,7 +237,7 @@ async def test_a_worker_that_cannot_continue_what_was_read_fails_the_call(tmp_pa
         call = await ask(service, await open_session(service), HI)
         (lease,) = await claim(service)
         await send(service, span(lease, 0, "a", [10]))
-        await read_all(call)
+        await read_all(service, call)
         failure = wire.Failure(lease.lease_id, "cannot_continue", "no prefill here")
         await service.fail(wire.FailRequest([failure]))
         with pytest.raises(CallFailed, match="no prefill here"):
@@ -222,13 +256,37 @@ async def test_spans_survive_a_restart_as_the_prefix(tmp_path: Path) -> None:
         assert service.session(again.session_id).first_sampled_version == 7  # pyright: ignore[reportArgumentType]
 
 
+async def test_a_rule_made_after_an_agent_has_read_edits_its_answer_not_even_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    rule: Any = {"do": "replace_text", "find": "a", "put": "X"}
+    edit = msgspec.json.decode(
+        msgspec.json.encode({"on": "response", "rules": [rule]}), type=Interceptor
+    )
+    async with running(tmp_path) as service:
+        session = await open_session(service)
+        read, unread = await ask(service, session, HI), await ask(service, session, user("two"))
+        one, two = await claim(service, 2)
+        await send(service, span(one, 0, "a", [10]), span(two, 0, "a", [10]))
+        await read_all(service, read)
+        await service.set_interceptor("late", edit)
+    async with running(tmp_path) as service:
+        for lease in await claim(service, 2):
+            await complete(service, whole(lease, "ab", [10, 11]))
+        said = {
+            call.call_id: [choice.message.content for choice in call.choices]
+            for call in service.trajectory(session.id).calls
+        }
+    assert said == {read.id: ["ab"], unread.id: ["Xb"]}
+
+
 async def test_sending_a_span_again_changes_nothing(tmp_path: Path) -> None:
     async with running(tmp_path) as service:
         call = await ask(service, await open_session(service), HI)
         (lease,) = await claim(service)
         first = span(lease, 0, "a", [10])
         assert codes(await send(service, first, first)) == [None, None]
-        assert call.spans_after(0) == [Delta(content="a")]
+        assert call.spans_after(Seen()) == [Delta(content="a")]
         assert codes(await send(service, span(lease, 0, "x", [10]))) == ["lease_lost"]
         assert codes(await send(service, span(lease, 2, "c", [12]))) == ["invalid_request"]
     async with running(tmp_path) as service:  # nor does it by the next delivery
@@ -345,6 +403,33 @@ async def test_a_stream_goes_on_with_another_worker_after_the_first_died(tmp_pat
             assert result.error is None
             text = [c.choices[0].delta.content or "" async for c in stream if c.choices]
     assert "".join(text) == "abcd"
+
+
+async def test_a_stream_says_each_word_once_though_tokens_without_words_were_dropped(
+    tmp_path: Path,
+) -> None:
+    """Tokens that show nothing yet bind nobody, and the next worker's are counted anew."""
+    async with running_service(tmp_path, keepalive_seconds=15.0) as service:
+        session = await new_session(service)
+        async with trainer_of(service) as desk, agent(session.base_url) as client:
+            asking = asyncio.ensure_future(
+                client.chat.completions.create(model="m", messages=[USER], stream=True)
+            )
+            (dying,) = (await desk.claim("one")).leases
+            await Voice(dying, desk).say("", token_ids=[1], logprobs=[-1.0])
+            stream = await asking
+            await desk.fail([wire.Failure(dying.lease_id, "cannot_continue")])
+            (lease,) = (await desk.claim("two", wait_seconds=10.0)).leases
+            assert lease.prefix is None
+            said: list[str] = []
+            voice = Voice(lease, desk)
+            await spell(voice, "a")
+            async for chunk in stream:
+                said.append(chunk.choices[0].delta.content or "")
+                if said[-1] == "a":  # it came at once, not with the next keep-alive
+                    await spell(voice, "b")
+                    await desk.complete([finished(lease, "abc")])
+    assert "".join(said) == "abc"
 
 
 async def test_a_stream_that_cannot_be_continued_ends_with_the_dialects_error(

@@ -8,17 +8,27 @@ import shutil
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from rock import process
 from rock.config import inherited_environment
-from rock.errors import CallFailed, JournalError, ServiceUnavailable, SessionClosed
+from rock.errors import (
+    CallFailed,
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    Forbidden,
+    JournalError,
+    ServiceUnavailable,
+    SessionClosed,
+)
 from rock.modelservice import wire
 from rock.modelservice.journal.journal import framed
 from rock.modelservice.service.service import Incoming
 from rock.modelservice.states import State
+from rock.modelservice.wire.interceptors import Interceptor
 from rock.testing.clock import FakeClock
 from rock.types import SessionId
 from tests.modelservice.fixtures import (
@@ -190,6 +200,92 @@ async def test_every_prefix_of_a_journal_can_be_recovered(tmp_path: Path) -> Non
     assert {f"{second.id}:queued", f"{third.id}:queued", f"{third.id}:failed"} <= seen
 
 
+def cut_after(folder: Path, kind: str) -> None:
+    """Leave of the journal what a kill leaves that comes after the last record of that kind."""
+    path = folder / "journal.log"
+    content = path.read_bytes()
+    path.write_bytes(
+        content[: content.index(b"\n", content.rindex(b'"t":"%b"' % kind.encode())) + 1]
+    )
+
+
+@pytest.mark.parametrize("reason", ["finished", "revoked"])
+async def test_a_kill_in_the_middle_of_closing_a_session_leaves_nothing_to_claim(
+    tmp_path: Path, reason: wire.CloseReason
+) -> None:
+    async with running(tmp_path) as service:
+        session = await open_session(service)
+        for text in ("one", "two"):
+            await ask(service, session, user(text))
+        await claim(service)
+        await service.close_session(session.id, reason)
+    cut_after(tmp_path, "session_closed")
+    for _ in range(2):  # what it makes of it is on disk, too
+        async with running(tmp_path) as service:
+            assert await claim(service, 9) == []
+            calls = service.trajectory(session.id).calls
+            assert [call.state for call in calls] == ["cancelled", "cancelled"]
+
+
+async def test_calls_that_a_used_up_budget_leaves_in_flight_are_so_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as service:
+        session = await open_session(service, limits=wire.SessionLimits(max_calls=1))
+        await ask(service, session, HI)
+        with pytest.raises(ContextLengthExceeded):
+            await ask(service, session, user("more"))
+    async with running(tmp_path) as service:
+        (lease,) = await claim(service, 9)
+        assert (await complete(service, completion(lease)))[0].error is None
+
+
+async def test_a_request_that_a_rule_refused_is_claimed_by_nobody_after_a_kill(
+    tmp_path: Path,
+) -> None:
+    rule: Any = {
+        "do": "block",
+        "message": "no mining",
+        "code": "forbidden",
+        "when": {"contains": "hi"},
+    }
+    law = msgspec.json.decode(msgspec.json.encode({"rules": [rule]}), type=Interceptor)
+    async with running(tmp_path) as service:
+        await service.set_interceptor("law", law)
+        session = await open_session(service)
+        call = await ask(service, session, HI)
+        with pytest.raises(Forbidden):
+            await call.answer()
+    cut_after(tmp_path, "queued")
+    for _ in range(2):
+        async with running(tmp_path) as service:
+            assert await claim(service, 9) == []
+            (found,) = service.trajectory(session.id).calls
+            assert (found.state, found.error) == ("failed", "no mining")
+
+
+async def test_an_error_in_what_is_due_does_not_end_what_comes_later(tmp_path: Path) -> None:
+    class Clock(FakeClock):
+        broken = False
+
+        def __call__(self) -> float:
+            if self.broken:
+                self.broken = False
+                raise OverflowError("planted")
+            return super().__call__()
+
+    clock = Clock()
+    async with running(tmp_path, clock, call_deadline_seconds=5.0) as service:
+        call = await ask(service, await open_session(service), HI)
+        clock.broken = True
+        async with asyncio.timeout(5):
+            while clock.broken:  # noqa: ASYNC110 - the service's own ticks tell nobody
+                await asyncio.sleep(0.01)
+        clock.advance(5.0)
+        with pytest.raises(DeadlineExceeded):
+            await call.answer()
+
+
 @pytest.mark.parametrize("kind", ["session_opened", "queued", "leased", "answered"])
 async def test_a_journal_that_contradicts_itself_is_refused(tmp_path: Path, kind: str) -> None:
     async with running(tmp_path) as service:
@@ -234,6 +330,7 @@ async def test_a_message_that_quotes_a_record_cannot_make_a_torn_journal_look_co
 SERVICE = """
 import asyncio, sys
 from pathlib import Path
+from typing import Any
 from tests.modelservice.fixtures import *
 
 async def main():

@@ -173,6 +173,16 @@ async def test_the_same_again_after_the_answer_was_read_is_a_new_call_unless_mar
         assert counts == [1 if one.retry else 2 for one in made]
 
 
+async def test_requests_with_one_key_at_the_same_time_are_one_call(tmp_path: Path) -> None:
+    async with stage(tmp_path) as (_, trainer, admin, made):
+        key = {"Idempotency-Key": "mine"}
+        several = [asyncio.ensure_future(one.asks(key)) for one in made for _ in range(4)]
+        await answer_all(trainer, len(made))
+        said = await asyncio.gather(*several)
+        assert said == [f"re {one.session.session_id}" for one in made for _ in range(4)]
+        assert [len(await calls_of(admin, one)) for one in made] == [1] * len(made)
+
+
 async def test_equal_requests_at_the_same_time_are_as_many_calls(tmp_path: Path) -> None:
     async with stage(tmp_path) as (_, trainer, admin, made):
         both = [asyncio.ensure_future(one.asks()) for one in made for _ in range(2)]

@@ -23,6 +23,7 @@ from tests.modelservice.fixtures import (
     completion,
     open_session,
     running,
+    until,
     user,
 )
 from tests.modelservice.live import agent, new_session, trainer_of
@@ -80,6 +81,22 @@ async def test_a_drain_lets_dead_workers_leases_expire(tmp_path: Path) -> None:
         clock.advance(1.0)
         service.tick()
         async with asyncio.timeout(4):
+            assert (await draining).leased == 0
+
+
+async def test_a_drain_does_not_wait_for_what_hosted_models_answer(tmp_path: Path) -> None:
+    async with running(tmp_path, max_wait_seconds=50.0) as service:
+        await ask(service, await open_session(service, backend="hosted"), HI)
+        await ask(service, await open_session(service), HI)
+        request = wire.ClaimRequest(worker_id="built-in", wait_seconds=0.0)
+        assert len((await service.claim(request, backend="hosted")).leases) == 1
+        (lease,) = await claim(service)
+        draining = asyncio.create_task(
+            service.policy(wire.PolicyUpdate(state="paused", mode="drain"))
+        )
+        await until(lambda: service.stats().policy.state == "paused")
+        await complete(service, completion(lease))
+        async with asyncio.timeout(5):
             assert (await draining).leased == 0
 
 

@@ -6,12 +6,19 @@ from rock.errors import (
     BadWorkdir,
     CommandNotFound,
     ConfigError,
+    ProviderAway,
     ProviderUnavailable,
     SandboxDied,
     SandboxFileError,
     ServiceUnavailable,
 )
-from rock.rollout.records.evidence import CallSeen, SessionSeen, class_of_error, judge_agent
+from rock.rollout.records.evidence import (
+    PATIENCE_SECONDS,
+    CallSeen,
+    SessionSeen,
+    class_of_error,
+    judge_agent,
+)
 from rock.rollout.records.outcome import OutcomeClass, Phase
 from rock.sandbox.base import ExecResult, ExecStatus
 
@@ -142,7 +149,10 @@ def test_an_agent_that_never_called_the_model_is_a_mistake_unless_allowed() -> N
 @pytest.mark.parametrize(
     ("phase", "error", "cls"),
     [
-        (Phase.PROVISION, ProviderUnavailable("no engine"), OutcomeClass.SANDBOX_CREATE_FAILED),
+        (Phase.PROVISION, ProviderUnavailable("no image"), OutcomeClass.SANDBOX_CREATE_FAILED),
+        (Phase.PROVISION, ProviderAway("no engine"), OutcomeClass.NO_ROOM),
+        (Phase.GRADE, ProviderAway("no engine"), OutcomeClass.NO_ROOM),
+        (Phase.GRADE, ProviderUnavailable("no image"), OutcomeClass.SANDBOX_CREATE_FAILED),
         (Phase.PROVISION, ConfigError("image: no such root"), OutcomeClass.TASK_INVALID),
         (Phase.PROVISION, TimeoutError(), OutcomeClass.SANDBOX_CREATE_FAILED),
         (Phase.SETUP, SandboxFileError("no"), OutcomeClass.TASK_INVALID),
@@ -176,3 +186,11 @@ def test_an_agent_that_fails_after_a_restart_is_infra_and_one_that_ends_well_is_
         (ended(ExecStatus.TIMED_OUT), OutcomeClass.AGENT_TIMEOUT),
     ]:
         assert judge_agent(end, session, requires_model=True).cls is cls
+
+
+def test_hanging_up_soon_is_the_agents_own_doing_and_late_it_is_a_model_that_was_too_slow() -> None:
+    soon = CallSeen(state="undelivered", digest="b", left_after_seconds=0.1)
+    late = CallSeen(state="undelivered", digest="b", left_after_seconds=PATIENCE_SECONDS)
+    assert judged(ended(), call(), soon) is None
+    assert judged(ended(code=1), call(), soon) is OutcomeClass.AGENT_NONZERO_EXIT
+    assert judged(ended(), call(), late) is OutcomeClass.UNDELIVERABLE_CALL

@@ -24,7 +24,7 @@ from rock.rollout.report.events import (
 )
 from rock.rollout.run import RunResult, run
 from rock.sandbox.docker import DockerProvider
-from tests.conftest import TEST_IMAGE
+from tests.needs import TEST_IMAGE
 from tests.rollout.live import address, answering, new_provider, run_file, write_tasks
 
 pytestmark = pytest.mark.userns

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rock.errors import ConfigError
+from rock.errors import ConfigError, RockError
 from rock.modelservice.hosting.supervise import ServiceProcess
 from rock.modelservice.policies.scripted import turn_of
 from rock.modelservice.wire import Lease
@@ -24,7 +24,9 @@ from rock.sandbox.base import Provider
 from rock.sandbox.capacity import LOCAL_COST, Admission, Cost, Room
 from rock.sandbox.docker import DockerProvider
 from rock.sandbox.local import LocalProvider
-from tests.conftest import TEST_IMAGE
+from rock.sandbox.logs import LogEntry
+from rock.sandbox.remote import RemoteProvider, door
+from tests.needs import TEST_IMAGE
 from tests.rollout.live import address, answering, new_provider, run_file, write_tasks
 
 pytestmark = pytest.mark.userns
@@ -383,3 +385,48 @@ async def test_a_machine_without_room_for_one_ends_the_run_which_can_be_resumed(
     async with new_provider() as provider, answering(service, lambda lease: "done"):
         result = await resume(tmp_path / "run", service=address(service), provider=provider)
     assert (result.exit_code, result.report.total.valid) == (0, 2)
+
+
+# --- the view from above ---
+
+
+async def _visit(word: str) -> list[LogEntry]:
+    """Find the sandbox whose agent waits for `word`, from outside of the run, and let it go on."""
+    while True:
+        for visitor in door.doors():
+            async with visitor:
+                # Harnesses of other tests come and go.
+                with contextlib.suppress(RockError):
+                    if (entries := await _let_go(visitor, word)) is not None:
+                        return entries
+        await asyncio.sleep(0.05)
+
+
+async def _let_go(visitor: RemoteProvider, word: str) -> list[LogEntry] | None:
+    for info in await visitor.list():
+        guest = visitor.attach(info)
+        entries = (await guest.read_log()).entries
+        if any(word in one.what and one.phase == "began" for one in entries):
+            await guest.write_file(word, b"")
+            await guest.detach()
+            return list(entries)
+    return None
+
+
+async def test_a_run_can_be_looked_into_and_acted_on_from_outside(
+    tmp_path: Path, service: ServiceProcess
+) -> None:
+    write_tasks(tmp_path, "seen")
+    word = f"go-{os.getpid()}"
+    waits = f"echo waiting; until [ -e {word} ]; do sleep 0.05; done"
+    config = run_file(
+        tmp_path,
+        agent={"command": ["sh", "-c", waits], "requires_model": False},
+        grader={"command": ["sh", "-c", f"test -e {word}"], "cwd": "{workdir}"},
+    )
+    visiting = asyncio.ensure_future(asyncio.wait_for(_visit(word), 40))
+    _, (record,) = await done(config, tmp_path, service, new_provider())
+    assert record.outcome.cls is OutcomeClass.SOLVED, record.outcome
+    entries = await visiting
+    assert entries[0].kind == "created"
+    assert {entry.by for entry in entries} == {"harness"}

@@ -9,8 +9,9 @@ import pytest
 from rock.config import Strict, validated
 from rock.errors import ConfigError
 from rock.rollout.grading.judge import score_in
-from rock.rollout.grading.scores import from_junit, from_pytest
+from rock.rollout.grading.scores import from_junit, from_pytest, from_text
 from rock.rollout.inputs.graders import AnyGrader, Grader, WeightedGrader
+from rock.rollout.records.outcome import OutcomeClass
 from rock.sandbox.base import ExecResult, ExecStatus
 
 
@@ -91,6 +92,12 @@ def test_tests_that_all_passed_do_not_count_when_the_runner_says_otherwise() -> 
     assert from_junit(grader(), data, ended(1)).reward == 0.0
 
 
+def test_a_reward_that_is_given_twice_is_none() -> None:
+    given = from_text('{"reward": 0, "reward": 1}', ended(0), "reward.json")
+    assert (given.reward, given.cls) == (None, OutcomeClass.GRADER_BROKEN)
+    assert "reward.json: the field 'reward' is given twice" in given.detail
+
+
 PYTEST = """
 === short test summary info ===
 PASSED tests/forged.py::test_one
@@ -131,7 +138,9 @@ def test_pytest_that_did_not_work_scores_nothing() -> None:
     [
         ('{"score": 7, "reason": "fine  \\n work"}', (7.0, "fine work")),
         ('It said {"score": 10}.\n```json\n{"score": 2.5, "reason": null}\n```', (2.5, "")),
-        ('{"score": 3}\n{"score": 11}', (3.0, "")),
+        ('{"score": 3}\n{"score": 11}', None),
+        ('{"score": 11}\n{"score": 3}', (3.0, "")),
+        ('{\n  "score": 3,\n  "reason": "in lines"\n}', (3.0, "in lines")),
         ('{"score": true}', None),
         ('{"score": "9"}', None),
         ('{"score": NaN}', None),
@@ -139,7 +148,9 @@ def test_pytest_that_did_not_work_scores_nothing() -> None:
         ("", None),
     ],
 )
-def test_a_judges_last_usable_score_counts(answer: str, found: tuple[float, str] | None) -> None:
+def test_a_judges_score_is_what_its_answer_ends_with(
+    answer: str, found: tuple[float, str] | None
+) -> None:
     assert score_in(answer, (0.0, 10.0)) == found
 
 

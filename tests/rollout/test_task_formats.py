@@ -83,6 +83,7 @@ def test_a_harbor_directory_becomes_a_task(tmp_path: Path) -> None:
     )
     assert task.instruction == "Write 42 to answer.txt.\n"
     assert task.timeouts.agent_seconds == 33.5
+    assert (task.user, task.env) == ("root", {"LEVEL": "3"})
     assert task.metadata["difficulty"] == "hard"
     assert isinstance(task.grader, Grader)
     assert (task.grader.timeout_seconds, task.grader.fresh) == (44.0, True)
@@ -102,7 +103,9 @@ def test_files_that_a_dockerfile_copies_are_in_the_working_directory(tmp_path: P
     )
     task = load_one(tmp_path).task
     assert task.workdir == "/app/sub"
-    assert {name: file.source for name, file in task.files.items()} == {
+    assert task.build is not None
+    assert task.build.only_files
+    assert {name: file.source for name, file in task.build.otherwise.items()} == {
         "in/a.txt": "environment/a.txt",
         "in/b.txt": "environment/b.txt",
         "renamed.txt": "environment/a.txt",
@@ -117,11 +120,18 @@ def test_files_that_a_dockerfile_copies_are_in_the_working_directory(tmp_path: P
         ("[verifier]\ntimeout_sec = 'long'\n", r"verifier\.timeout_sec: .*\(given: 'long'\)"),
         ("[verifier.env]\nKEY = '${OPENAI_API_KEY}'\n", r"verifier\.env\.KEY: .*reach the sandbox"),
         ("[environment\n", r"task\.toml: not TOML"),
+        ("[environment]\nbuild_timeout_sec = -1\n", r"build\.timeout_seconds: .*\(given: -1\.0\)"),
     ],
 )
 def test_what_cannot_be_carried_out_is_refused(tmp_path: Path, toml: str, message: str) -> None:
     harbor_task(tmp_path, toml)
     with pytest.raises(ConfigError, match=message):
+        load_one(tmp_path)
+
+
+def test_a_harbor_directory_of_several_containers_is_refused(tmp_path: Path) -> None:
+    harbor_task(tmp_path, **{"environment/docker-compose.yaml": "services: {}\n"})
+    with pytest.raises(ConfigError, match=r"docker-compose\.yaml: tasks of several containers"):
         load_one(tmp_path)
 
 
@@ -223,7 +233,7 @@ ROW: dict[str, Any] = {
     "hints_text": "",
 }
 RUN_TESTS = f"PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 PYTHONPATH={PYTEST_AT}:. /usr/bin/python3 -m pytest -rA tests"
-HERE = {
+HERE: dict[str, Any] = {
     "image": None,
     "workdir": "/workspace",
     "files": {"lib.py": BUGGY, "tests/test_lib.py": OLD_TEST},
@@ -293,6 +303,52 @@ async def test_the_oracle_of_a_row_scores_and_the_fix_is_not_in_the_history(
     )
     assert spoiled.grade.reward == 0.0
     assert "1 of 2 tests passed" in spoiled.grade.detail
+
+
+STEER = {
+    "shadows_pytest_of_a_row": (
+        "printf 'print(\"short test summary info\\\\nPASSED tests/test_lib.py::test_two"
+        "\\\\nPASSED tests/test_lib.py::test_three\")\\n' > pytest.py"
+    ),
+    "gives_git_programs_to_run": (
+        "echo '* filter=x' > .gitattributes; git config core.fsmonitor 'touch /workspace/trapped'; "
+        "git config filter.x.clean 'touch /workspace/trapped; cat'; "
+        "git config filter.x.smudge 'touch /workspace/trapped; cat'"
+    ),
+}
+
+
+@pytest.mark.userns
+@pytest.mark.parametrize("name", STEER)
+async def test_an_agent_cannot_steer_the_tests_of_a_row(
+    provider: LocalProvider, tmp_path: Path, name: str
+) -> None:
+    run = f"{RUN_TESTS.replace(f'{PYTEST_AT}:.', PYTEST_AT)}; ls trapped"
+    loaded = load_row(tmp_path, rock=HERE, test_cmd=run)
+    grader = loaded.task.grader
+    assert grader is not None
+    seen = await exam(
+        provider,
+        tmp_path,
+        STEER[name],
+        grader=grader.model_dump(exclude_unset=True),
+        mounts=[pytest_mount()],
+        workdir=HERE["workdir"],
+        files=HERE["files"],
+        setup=HERE["setup"],
+    )
+    assert seen.agent.ok, seen.agent
+    assert seen.grade.reward == 0.0, seen.grade
+    assert seen.grade.result is not None
+    assert seen.grade.result.exit_code == 2  # ls: nothing was run over the files
+    assert "1 of 2 tests passed" in seen.grade.detail
+
+
+def test_a_row_whose_solution_changes_pytest_does_not_put_it_back(tmp_path: Path) -> None:
+    patch = "--- a/src/_pytest/main.py\n+++ b/src/_pytest/main.py\n"
+    guarded = command_grader(load_row(tmp_path, patch=patch)).guarded()
+    assert "_pytest/*" not in guarded
+    assert {"conftest.py", "pytest.py", "sitecustomize.py"} <= set(guarded)
 
 
 @pytest.mark.userns

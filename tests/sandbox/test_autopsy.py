@@ -22,7 +22,7 @@ from rock.sandbox.docker.autopsy import read
 from rock.sandbox.docker.engine import DEFAULT_ADDRESS, Event
 from rock.sandbox.local import LocalProvider
 from rock.testing.sandbox_conformance.subject import written
-from tests.conftest import BUSYBOX_IMAGE
+from tests.needs import BUSYBOX_IMAGE
 
 SPEC = SandboxSpec(image=BUSYBOX_IMAGE)
 

@@ -16,7 +16,7 @@ from rock.sandbox.local import LocalProvider
 from rock.sandbox.remote import RemoteProvider
 from rock.sandbox.remote.server import SandboxServer, serving
 from rock.testing.sandbox_conformance import CHECKS, Check, Subject
-from tests.conftest import BUSYBOX_IMAGE, TEST_IMAGE
+from tests.needs import BUSYBOX_IMAGE, TEST_IMAGE
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ PROVIDERS = {
     ),
 }
 PARTS = {
-    "remote": {"running", "files"},
+    "remote": {"running", "files", "records"},
     "docker-host": {"isolation"},
     "docker-debian": {
         "commands",
@@ -66,6 +66,7 @@ PARTS = {
         "isolation",
         "networks",
         "escapes",
+        "records",
         "running",
         "states",
     },

@@ -17,7 +17,7 @@ from rock.sandbox.base import SandboxSpec
 from rock.sandbox.box.box_state import BoxState
 from rock.sandbox.docker import DockerProvider
 from rock.sandbox.docker.engine import Engine
-from tests.conftest import BUSYBOX_IMAGE
+from tests.needs import BUSYBOX_IMAGE
 from tests.sandbox.plain_helper import plain_helper, wait_until_gone
 
 LEASE_SECONDS = 2.0

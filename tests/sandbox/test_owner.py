@@ -8,7 +8,7 @@ import pytest
 from rock import process
 from rock.config import inherited_environment
 from rock.errors import SandboxError
-from rock.sandbox.docker import rundir
+from rock.sandbox import rundir
 from rock.sandbox.docker.reaper import is_leftover
 from rock.sandbox.owner import EXPIRES, Owner
 

@@ -27,7 +27,7 @@ from rock.sandbox.box.stateful import StatefulSandbox
 from rock.sandbox.docker import DockerProvider
 from rock.sandbox.docker.engine import Engine
 from rock.sandbox.local import LocalProvider
-from tests.conftest import BUSYBOX_IMAGE
+from tests.needs import BUSYBOX_IMAGE
 
 SOAK_SECONDS = 3600
 RESETS_PER_SANDBOX = 4

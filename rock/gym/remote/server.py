@@ -98,7 +98,7 @@ def _handle(env: Any, request: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
             env = make(request)
             return env, {"ok": about(env), "info": {}}
         return env, answer(env, request)
-    except Exception as exc:  # noqa: BLE001 - the environment's own failure is an answer
+    except (Exception, SystemExit, KeyboardInterrupt) as exc:  # noqa: BLE001 - its failure is an answer
         return env, {"error": {"type": type(exc).__name__, "message": str(exc)[:2000]}}
 
 

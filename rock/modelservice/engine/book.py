@@ -39,6 +39,8 @@ class Book:
         self.policy = records.PolicyChanged(version=None, state="running")
         self.interceptors: dict[str, Interceptor] = {}
         """By name, in the order they were added."""
+        self.refused: dict[CallId, RockError] = {}
+        """Calls found in the journal that interceptors refused, and with what."""
         self.runs = 0
         """How often a process took the journal over."""
         self._conversations: dict[SessionId, Conversation] = {}
@@ -98,7 +100,7 @@ class Book:
                 over = Over(record.reason, record.limit, record.bound)
                 self.sessions.retire(record.session, record.key_sha256, over)
                 self.sessions.count(record.counts)
-            case records.GroupPublished() | records.GroupAcknowledged():
+            case records.GroupPublished() | records.GroupLeased() | records.GroupAcknowledged():
                 pass
             case _:
                 self._apply_to(self.call(record.call), record)
@@ -109,6 +111,8 @@ class Book:
                 self._replay_leased(call)
             case records.CallPartial():
                 self.add_span(call, record)
+            case records.SpansRead():
+                call.shown = True
             case records.SpansDropped():
                 call.forget_spans()
             case records.CallAnswered():
@@ -173,12 +177,15 @@ class Book:
         self.calls[call.id] = call
         return call
 
-    def add_span(self, call: Call, span: records.CallPartial) -> None:
-        if call.said is None:
-            call.said = Said()
-        call.said.add(span)
+    def add_span(self, call: Call, span: records.CallPartial) -> Said:
+        """All that was said of the call, with the span."""
+        said = call.said
+        if said is None:
+            said = call.said = Said()
+        said.add(span)
         if call.session.first_sampled_version is None:
             call.session.first_sampled_version = span.policy_version
+        return said
 
     def store_answer(self, call: Call, record: records.CallAnswered) -> Answer:
         """Keep an answer and its tokens, and give it its place in the graph."""
@@ -236,7 +243,9 @@ class Book:
         extension, asked = _replayed(graph, record), None
         if record.edited is not None:
             extension, asked = _replayed(graph, record.edited), extension
-        self.add_call(session, record, extension, now, asked=asked)
+        call = self.add_call(session, record, extension, now, asked=asked)
+        if record.refused is not None:
+            self.refused[call.id] = failure(record.refused.code, record.refused.message)
 
     def _replay_leased(self, call: Call) -> None:
         # That an earlier lease was over is not on record: the next one says it.

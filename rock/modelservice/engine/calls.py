@@ -29,7 +29,7 @@ from rock.errors import (
     UpstreamUnauthorized,
 )
 from rock.modelservice.engine.queue import TRAINER_BACKEND, Ticket
-from rock.modelservice.engine.spans import Said
+from rock.modelservice.engine.spans import Said, Seen
 from rock.modelservice.graph import chains
 from rock.modelservice.graph.answer import Answer, Delta
 from rock.modelservice.graph.graph import Extension, Located, MessageGraph, Placement
@@ -102,6 +102,7 @@ class Call(Ticket):
         "identity",
         "kind",
         "leaf",
+        "left_after",
         "number",
         "original",
         "outcome",
@@ -146,17 +147,17 @@ class Call(Ticket):
         self.chain_class: ChainClass = "main"
         self.asked_at = 0.0
         """On the service's clock; its deadline counts from here."""
-        self.attached = 0
-        """Connections that wait for this call."""
-        self.cut_off = False
-        """A restart of the service ended the connection that waited for it."""
+        # How many seconds after it was asked the last connection that waited for it was closed from the
+        # other side; None while one waits, if the reply was written, and after a restart.
+        self.left_after: float | None = None
+        # What workers have said while the call was open.
         self.said: Said | None = None
-        """What workers have said while the call was open."""
-        self.visible = 0
-        """How many spans of that are on disk, so that agents may see them."""
-        self.shown = self.streams = False
-        """A connection has read of it: the answer must begin with it. A connection would read it as it
-        comes; unknown after a restart."""
+        self.visible = self.attached = 0
+        """How many spans of that are on disk, so that agents may see them; connections that wait for this call."""
+        self.shown = self.streams = self.cut_off = False
+        """A connection has read of it, in this run or an earlier one: the answer must begin with it. A
+        connection would read it as it comes; unknown after a restart. A restart of the service ended the
+        connection that waited for it."""
         self.stored: Answer | RockError | None = None
         """How the call ended; visible to agents once it is on disk, as `outcome`."""
         self.outcome: Answer | RockError | None = None
@@ -203,21 +204,26 @@ class Call(Ticket):
             pass
         return self.outcome is not None
 
-    async def news_within(self, seconds: float, seen: int) -> bool:
-        """Wait at most `seconds` for the call to end, or to have more than `seen` visible spans."""
+    async def news_within(self, seconds: float, seen: Seen) -> bool:
+        """Wait at most `seconds` for the call to end, or to have visible spans that are not `seen`."""
         end = asyncio.get_running_loop().time() + seconds
-        while self.outcome is None and self.visible <= seen and await self._woken_before(end):
+        while not self._has_news(seen) and await self._woken_before(end):
             pass
-        return self.outcome is not None or self.visible > seen
+        return self._has_news(seen)
 
-    def spans_after(self, seen: int) -> list[Delta]:
-        """What the visible spans from number `seen` on said."""
-        return [] if self.said is None else self.said.since(seen, self.visible)
+    def _has_news(self, seen: Seen) -> bool:
+        return self.outcome is not None or self.visible > seen.of(self.said)
 
-    def reveal(self, count: int) -> None:
-        """The first `count` spans are on disk."""
-        if self.said is not None:
-            self.visible = max(self.visible, min(count, len(self.said)))
+    def spans_after(self, seen: Seen) -> list[Delta]:
+        """What the visible spans said that were not `seen`; now they are."""
+        count = seen.of(self.said)
+        seen.move(self.said, self.visible)
+        return [] if self.said is None else self.said.since(count, self.visible)
+
+    def reveal(self, said: Said, count: int) -> None:
+        """The first `count` spans of `said` are on disk. It may have been dropped on its way there."""
+        if said is self.said:
+            self.visible = max(self.visible, min(count, len(said)))
             self._wake()
 
     def forget_spans(self) -> None:

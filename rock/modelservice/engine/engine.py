@@ -110,6 +110,7 @@ class Engine:
                 self._time_session(session, now)
             else:
                 self._retirements.set(session.id, now + self.config.evict_seconds)
+        self._finish_what_a_kill_cut_short()
         for call in self.book.calls.values():
             if call.said is not None and not self._holds_back(call):
                 call.visible = len(call.said)
@@ -119,6 +120,18 @@ class Engine:
                 self.queue.add(call)
             else:
                 self._show(call)
+
+    def _finish_what_a_kill_cut_short(self) -> None:
+        """Of records that are written together, a kill in the middle of the write leaves the first."""
+        for call_id, error in self.book.refused.items():
+            call = self.book.calls.get(call_id)
+            if call is not None and call.state is State.QUEUED:
+                self.end(call, Event.FAIL, error)
+        self.book.refused.clear()
+        for session in self.book.sessions:
+            # Budgets close a session and leave the calls that are in flight.
+            if session.close_reason is not None and session.limit in (None, "max_wall_seconds"):
+                self.close_session(session, session.close_reason)
 
     def stop(self) -> None:
         """Wake everybody: long-polls find nothing, agents get `ServiceUnavailable`."""
@@ -230,6 +243,7 @@ class Engine:
         """One more connection waits for the call."""
         call.attached += 1
         self.connections += 1
+        call.left_after = None
         self._graces.drop(call.id)
         self.observer.attached(call)
         if call.state in (State.UNDELIVERED, State.DELIVERED):
@@ -240,6 +254,8 @@ class Engine:
         if call.attached > 0:
             call.attached -= 1
             self.connections -= 1
+        if not sent and call.attached == 0:
+            call.left_after = self.clock() - call.asked_at
         if call.outcome is not None and call.state is State.ANSWERED:
             if sent:
                 self._move(call, Event.SENT)
@@ -259,8 +275,19 @@ class Engine:
 
     def partial(self, call: Call, record: records.CallPartial) -> None:
         """Keep a span of an answer; agents see it once it is on disk."""
-        self.book.add_span(call, record)
-        self.note(record, lambda: None if self._holds_back(call) else call.reveal(record.index + 1))
+        said = self.book.add_span(call, record)
+
+        def reveal() -> None:
+            if not self._holds_back(call):
+                call.reveal(said, record.index + 1)
+
+        self.note(record, reveal)
+
+    def bind(self, call: Call) -> None:
+        """What was said so far is about to be read, once this is on disk: the answer begins with it."""
+        if not call.shown:
+            call.shown = True
+            self.note(records.SpansRead(call=call.id))
 
     def drop_spans(self, call: Call) -> None:
         """Start the answer afresh; only while no agent has read of it."""
@@ -418,8 +445,12 @@ class Engine:
         self._check_drained(call.backend)
 
     def _check_drained(self, backend: str) -> None:
-        if backend == TRAINER_BACKEND and self.queue.leased == 0:
+        if backend == TRAINER_BACKEND and len(self.drained) and not self.leased_by(backend):
             self.drained.ring_all()
+
+    def leased_by(self, backend: str) -> int:
+        """Leases that are out on calls of a backend. O(leases)."""
+        return sum(held.ticket.backend == backend for held in self.queue.leases())
 
     def _move(self, call: Call, event: Event) -> None:
         call.move(event)

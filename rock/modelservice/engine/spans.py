@@ -244,6 +244,24 @@ class Said:
         return None
 
 
+class Seen:
+    """How far a connection is in what is said of its call. That may have been dropped since, if
+    there was nothing in it to show: then it has seen none of what is said now."""
+
+    __slots__ = ("_count", "_said")
+
+    def __init__(self) -> None:
+        self._said: Said | None = None
+        self._count = 0
+
+    def of(self, said: Said | None) -> int:
+        """How many of these spans it has seen."""
+        return self._count if said is self._said else 0
+
+    def move(self, said: Said | None, count: int) -> None:
+        self._said, self._count = said, count
+
+
 class _CallSaid:
     """A tool call as far as it was said."""
 

@@ -25,7 +25,7 @@ from rock.modelservice.wire import (
 from rock.modelservice.wire.interceptors import Interceptor
 from rock.modelservice.wire.partial import ToolCallDelta
 
-SCHEMA = 3
+SCHEMA = 5
 """Version of these shapes, in the journal's header. A journal with a higher one is refused."""
 
 
@@ -74,6 +74,13 @@ class SessionArchived(_Record, tag="session_archived"):
     """Its calls by the state they ended in; unknown in markers of before there was this."""
 
 
+class Refused(Struct, omit_defaults=True):
+    """The error that an interceptor ended a request with."""
+
+    code: str
+    message: str
+
+
 class Edited(Struct, omit_defaults=True):
     """The request that interceptors made of the one that was asked; fields as in `CallQueued`."""
 
@@ -100,6 +107,8 @@ class CallQueued(_Record, tag="queued"):
     edited: Edited | None = None
     edited_by: tuple[str, ...] = ()
     """The interceptors that edited or ended it."""
+    refused: Refused | None = None
+    """Why it is not to be answered. A `failed` record follows, unless a kill came between the two."""
     idempotency_key: str | None = None
     kind: str | None = None
     at: float | None = None
@@ -126,6 +135,12 @@ class CallPartial(_Record, tag="partial"):
     policy_version: int | None = None
     prompt_ids: bytes | None = None
     """The whole prompt, with the first span if the worker gave it."""
+
+
+class SpansRead(_Record, tag="spans_read"):
+    """A connection is about to be sent of the call's spans: the answer must begin with them all."""
+
+    call: str
 
 
 class SpansDropped(_Record, tag="spans_dropped"):
@@ -190,13 +205,33 @@ class GroupPublished(_Record, tag="group_published"):
     group: Raw
 
 
+class GroupLeased(_Record, tag="group_leased"):
+    """A group was handed to a trainer; an earlier lease on it is over."""
+
+    group_id: str
+    lease_id: str
+    delivery: int
+
+
 class GroupAcknowledged(_Record, tag="group_acknowledged"):
     group_id: str
     step: int | None = None
+    lease_id: str | None = None
+    """Under which it was acknowledged, so that saying it again after a restart is no conflict."""
 
 
-OfCall = CallLeased | CallPartial | SpansDropped | CallAnswered | CallMoved | CallFailedRecord
+OfCall = (
+    CallLeased
+    | CallPartial
+    | SpansRead
+    | SpansDropped
+    | CallAnswered
+    | CallMoved
+    | CallFailedRecord
+)
 """What happened to a call that is known."""
+
+OfGroup = GroupPublished | GroupLeased | GroupAcknowledged
 
 Record = (
     Booted
@@ -208,8 +243,7 @@ Record = (
     | InterceptorSet
     | InterceptorRemoved
     | PolicyChanged
-    | GroupPublished
-    | GroupAcknowledged
+    | OfGroup
 )
 
 
@@ -217,6 +251,7 @@ _ABOUT_CALLS = (
     CallQueued,
     CallLeased,
     CallPartial,
+    SpansRead,
     SpansDropped,
     CallAnswered,
     CallMoved,
@@ -231,7 +266,7 @@ def session_of(record: Record) -> str | None:
     match record:
         case SessionOpened() | SessionEnded() | SessionArchived():
             return record.session
-        case Booted() | PolicyChanged() | GroupPublished() | GroupAcknowledged():
+        case Booted() | PolicyChanged() | GroupPublished() | GroupLeased() | GroupAcknowledged():
             return None
         case InterceptorSet() | InterceptorRemoved():
             return None

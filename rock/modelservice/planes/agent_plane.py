@@ -38,7 +38,7 @@ from rock.modelservice.dialects import CountRoute, Dialect, ErrorReply, Exchange
 from rock.modelservice.dialects.auxiliary import Kind, classify, never_asks_twice
 from rock.modelservice.planes.counted import HEADER, TokenCount
 from rock.modelservice.planes.plane import EventStream, Outcome, Parked, Reply, Request
-from rock.modelservice.service.service import Answer, Call, Incoming, ModelService, Session
+from rock.modelservice.service.service import Answer, Call, Incoming, ModelService, Seen, Session
 from rock.modelservice.telemetry.logs import about
 from rock.modelservice.telemetry.tracing import HEADERS, NO_TRACE, trace_of
 
@@ -152,7 +152,7 @@ class AgentPlane:
                 return _PlainReply(self, self._service, call, dialect, renderer)
             del incoming
             try:
-                await call.news_within(self._config.stream_grace_seconds, 0)
+                await call.news_within(self._config.stream_grace_seconds, Seen())
             except BaseException:  # cancelled: the agent went away while it waited
                 self._service.agent_left(call)
                 raise
@@ -194,15 +194,15 @@ class _PlainReply(Parked):
 
     def reply(self) -> Reply:
         call, outcome = self._call, self._call.outcome
+        if not isinstance(outcome, Answer):  # the call has ended, nobody needs to be told
+            assert outcome is not None
+            return self._plane.refusal(outcome, self._dialect)
         try:
-            if not isinstance(outcome, Answer):
-                assert outcome is not None
-                raise outcome
             body = self._renderer.reply(outcome)
-        except RockError as exc:  # the call has ended, nobody needs to be told
-            return self._plane.refusal(exc, self._dialect)
-        except Exception:
+        except Exception as exc:
             self._service.agent_left(call)
+            if isinstance(exc, RockError):
+                return self._plane.refusal(exc, self._dialect)
             raise
         return Reply(
             200,
@@ -255,12 +255,17 @@ class _CallStream:
         that says what failed."""
         pause = self._service.config.keepalive_seconds
         clock = asyncio.get_running_loop().time
-        seen, quiet_since = 0, clock()
+        seen, bound, quiet_since = Seen(), False, clock()
         try:
             while self._call.outcome is None:
                 await self._call.news_within(quiet_since + pause - clock(), seen)
-                frames = self._deltas(seen)
-                seen = self._call.visible  # less than before, if spans were dropped unread
+                spans = self._call.spans_after(seen)
+                if (
+                    any(spans) and not bound
+                ):  # by what the encoder takes, also if it shows that later
+                    await self._service.bind(self._call)
+                    bound = True
+                frames = b"".join([self._encoder.delta(span) for span in spans])
                 if not frames and clock() - quiet_since >= pause:
                     frames = self._encoder.keepalive()
                 if frames:
@@ -281,13 +286,6 @@ class _CallStream:
     def _broken_off(self, exc: RockError) -> bytes:
         log.info("stream ended badly", extra=about(call_id=self._call.id, code=exc.code))
         return self._encoder.error(_for_agents(exc))
-
-    def _deltas(self, seen: int) -> bytes:
-        """The spans after the first `seen`, which from now on the answer must begin with."""
-        spans = self._call.spans_after(seen)
-        frames = b"".join([self._encoder.delta(span) for span in spans])
-        self._call.shown = self._call.shown or bool(frames)
-        return frames
 
     def _sent(self) -> None:
         if self._unfinished:

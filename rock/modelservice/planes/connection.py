@@ -1,10 +1,9 @@
 """One HTTP/1.1 connection of a plane: an asyncio protocol around llhttp (`httptools`).
 
 A request is handed to the plane when its head is complete; the body is awaited only by who asks for
-it. What the plane makes of it (`plane.Outcome`) is written at once, or when it is told to be there, or
-by a task. Requests sent ahead are answered in order. A peer that goes away cancels what it waits for.
-What is no HTTP never reaches the plane; it is refused in the plane's shape, and logged without what
-was in it. A reply to a request that was not read to its end is followed by a bounded wait in which
+it. What the plane makes of it (`plane.Outcome`) is written at once, when it is told to be there, or by
+a task. Requests sent ahead are answered in order. A peer that goes away cancels what it waits for. What
+is no HTTP is refused in the plane's shape, and logged without what was in it. A reply to a request that was not read to its end is followed by a bounded wait in which
 the rest is thrown away, because a connection that is closed with unread data loses the reply.
 """
 
@@ -24,6 +23,7 @@ from rock.errors import BadRequest, PayloadTooLarge, RockError
 from rock.modelservice.planes.adapter import Adapter
 from rock.modelservice.planes.heads import CONTINUE, head, stream_head
 from rock.modelservice.planes.incoming import Incoming, far_ahead, lowered
+from rock.modelservice.planes.peers import has_left
 from rock.modelservice.planes.plane import EventStream, Outcome, Parked, Reply, Request
 
 log = logging.getLogger(__name__)
@@ -425,8 +425,7 @@ class Connection(asyncio.Protocol):
         if self._paused:
             self._paused = False
             self._transport.resume_reading()
-        if self._queue:
-            self._next()
+        self._next()
 
     # --- replies ---
 
@@ -490,9 +489,10 @@ class Connection(asyncio.Protocol):
         self._transport.abort()
 
     def sweep(self, now: float, *, keep_seconds: float) -> None:
-        """Close a connection whose head does not come, that never asked, or that was idle too long."""
+        """Close a connection whose head does not come, that never asked, was idle too long or is left."""
         head_seconds = self._adapter.bounds.body_seconds
-        if self._arriving is not None and now - self._head_at > head_seconds:
+        late = self._arriving is not None and now - self._head_at > head_seconds
+        if late or has_left(self._transport):
             self._transport.abort()
         elif not self._busy:
             bound = keep_seconds if self._asked else head_seconds

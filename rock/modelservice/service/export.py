@@ -107,6 +107,7 @@ def _call(conversation: Conversation, call: Call) -> TrajectoryCall:
         error=call.stored.message if isinstance(call.stored, RockError) else None,
         error_code=call.stored.code if isinstance(call.stored, RockError) else None,
         cut_off=call.cut_off,
+        left_after_seconds=call.left_after,
     )
 
 

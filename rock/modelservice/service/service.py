@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -28,6 +29,7 @@ from rock.modelservice.engine import limits
 from rock.modelservice.engine.book import Book
 from rock.modelservice.engine.calls import Asked, Call, Conversation, pins_set
 from rock.modelservice.engine.engine import Engine
+from rock.modelservice.engine.spans import Seen
 from rock.modelservice.graph.answer import Answer, AnswerChoice
 from rock.modelservice.interceptors.interceptors import Edit
 from rock.modelservice.journal import records
@@ -52,9 +54,12 @@ __all__ = [
     "Incoming",
     "ModelService",
     "NewSession",
+    "Seen",
     "ServiceConfig",
     "Session",
 ]
+
+log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.1
 MAX_CHOICES = 128
@@ -174,7 +179,12 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
                 due = loop.time() + TICK_SECONDS
                 await asyncio.sleep(TICK_SECONDS)
                 lag.observe(max(0.0, loop.time() - due))
-                self.tick()
+                try:
+                    self.tick()
+                except JournalError:
+                    raise
+                except Exception:  # or no lease and no call would ever end again
+                    log.exception("unexpected error in what is due; it goes on")
 
     # --- sessions ---
 
@@ -297,6 +307,13 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
         call.streams = call.streams or incoming.stream
         return call
 
+    async def bind(self, call: Call) -> None:
+        """A connection is about to be sent of the call's visible spans; returns once it may be. From now
+        on, also after a restart, the answer must begin with all that was said. Raises `JournalError`.
+        """
+        self._engine.bind(call)
+        await self._engine.journal.barrier()  # another connection may have bound it just now
+
     def sent(self, call: Call) -> None:
         """The whole answer was written to a connection of the call."""
         try:  # noqa: SIM105 - `suppress` costs as much as what it guards, once per turn
@@ -383,6 +400,9 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
             tools=original.tools,
             edited=edited,
             edited_by=edit.by,
+            refused=None
+            if edit.error is None
+            else records.Refused(edit.error.code, edit.error.message),
             pinned=Raw(records.encoder.encode(pins)) if pins else None,
             idempotency_key=incoming.idempotency_key,
             kind=incoming.kind,

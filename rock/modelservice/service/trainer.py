@@ -274,15 +274,13 @@ class TrainerSide:
             for held in self._queue.leases():
                 if held.ticket.backend == TRAINER_BACKEND:
                     self._engine.take_back(held)
-        elif self._trainer_leases():
+        elif self._engine.leased_by(TRAINER_BACKEND):
             await self._engine.drained.wait(self._engine.config.max_wait_seconds)
-
-    def _trainer_leases(self) -> int:
-        return sum(held.ticket.backend == TRAINER_BACKEND for held in self._queue.leases())
 
     def _policy_status(self) -> wire.PolicyStatus:
         policy = self._book.policy
-        return wire.PolicyStatus(policy.version, policy.state, self._trainer_leases())
+        leased = self._engine.leased_by(TRAINER_BACKEND)
+        return wire.PolicyStatus(policy.version, policy.state, leased)
 
     def stats(self) -> wire.Stats:
         totals = self._book.sessions.totals

@@ -88,7 +88,9 @@ class Upkeep:
     async def _compact_quietly(self) -> None:
         try:
             await self.compact()
-        except (OSError, RockError) as exc:
+        except Exception as exc:  # or it would be tried anew at every tick
+            if not isinstance(exc, OSError | RockError):
+                log.exception("unexpected error in a compaction")
             self._not_before = self._engine.clock() + RETRY_SECONDS
             self._left_over = True
             log.warning("the journal could not be compacted, it goes on as it is: %s", exc)
@@ -109,7 +111,10 @@ class Upkeep:
             aside,
             self._folder,
             number,
-            engine.outbox.acknowledged_steps(),
+            [
+                records.GroupAcknowledged(group_id=name, step=end.step, lease_id=end.lease_id)
+                for name, end in engine.outbox.consumed().items()
+            ],
             engine.book.interceptors,
         )
         outcome = await asyncio.to_thread(compaction.run, plan, self._stop)

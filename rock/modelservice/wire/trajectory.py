@@ -83,6 +83,9 @@ class TrajectoryCall(Wire):
     """The code of `rock.errors` that `error` came with."""
     cut_off: bool = False
     """A restart of the service ended the connection on which the agent waited for it."""
+    left_after_seconds: float | None = None
+    """How long after it asked the agent closed the connection without its answer; null if it did not, or
+    a restart has forgotten it."""
 
 
 class Trajectory(Wire):

@@ -27,10 +27,10 @@ from rock.rollout.inputs.graders import Grader
 from rock.rollout.placeholders import fill, fill_all, fill_values
 from rock.rollout.records.evidence import describe
 from rock.rollout.staging import make_writable, upload_files
-from rock.sandbox.base import ExecResult, Sandbox
+from rock.sandbox.base import ExecResult, ExecStatus, Sandbox
 
 MAX_REWARD_BYTES = 64 * 1024
-MAX_JUNIT_BYTES = 64 * 1024 * 1024
+MAX_JUNIT_BYTES = 16 * 1024 * 1024
 OWN_PLACES = ("out", "home", "tmp")
 
 
@@ -109,6 +109,9 @@ async def _junit(sandbox: Sandbox, path: str) -> bytes | None:
 
 
 async def _from_file(sandbox: Sandbox, paths: list[str], result: ExecResult) -> Grade:
+    if result.status is not ExecStatus.EXITED:
+        # The work may have written the reward and then killed the one that would have written another.
+        return broken(f"the grader {describe(result)}, so what it wrote does not count", result)
     reason = ""
     for path in paths:
         try:

@@ -12,7 +12,7 @@ replaced where it is root. For such images grade in a fresh sandbox.
 from __future__ import annotations
 
 import asyncio
-import fnmatch
+import contextlib
 import hashlib
 import shutil
 from collections.abc import Iterable, Sequence
@@ -20,17 +20,16 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from rock.errors import BadUser, CommandNotFound, SandboxDied, SandboxFileError, TaskError
+from rock.errors import BadUser, SandboxFileError, TaskError
+from rock.rollout.grading.clearing import OPEN, remove_paths, tool
+from rock.rollout.inputs.graders import is_guarded
+from rock.rollout.records.evidence import describe
 from rock.rollout.records.integrity import MAX_LISTED, Integrity
-from rock.sandbox.base import ExecResult, ExecStatus, Sandbox
+from rock.sandbox.base import Sandbox
 from rock.sandbox.ending import to_the_end
 
-TOOL_SECONDS = 60.0
 MAX_PROTECTED = 5_000
 MAX_PROTECTED_BYTES = 256 * 1024 * 1024
-_REMOVE = (
-    'rm -rf -- "$@" 2>/dev/null; for p; do if [ -e "$p" ] || [ -L "$p" ]; then exit 1; fi; done'
-)
 _LIST = ["find", ".", "-name", ".git", "-prune", "-o", "!", "-type", "d", "-print0"]
 _COMPILED = ["find", ".", "-name", "__pycache__", "-prune", "-print0"]
 _REPOSITORIES = ["find", ".", "-name", ".git", "-prune", "-print0"]
@@ -58,9 +57,9 @@ class Findings:
     def report(self) -> Integrity:
         return Integrity(
             protected=self.protected,
-            changed=sorted(self.changed)[:MAX_LISTED],
-            added=sorted(self.added)[:MAX_LISTED],
-            deleted=sorted(self.deleted)[:MAX_LISTED],
+            changed=_told(self.changed),
+            added=_told(self.added),
+            deleted=_told(self.deleted),
             tampered=len(self.changed) + len(self.added) + len(self.deleted),
             restored=self.restored,
             hidden=self.hidden,
@@ -70,48 +69,15 @@ class Findings:
         )
 
 
-def is_guarded(path: str, globs: Iterable[str]) -> bool:
-    """Whether a relative path fits a glob; without a slash the glob is of the last part alone.
+def _told(names: Iterable[str]) -> list[str]:
+    """Names for a record and a terminal: file names are any bytes."""
+    return [_escaped(name) for name in sorted(names)[:MAX_LISTED]]
 
-    `*` also stands for slashes, and a glob of a directory's contents fits at any depth.
-    """
-    name = PurePosixPath(path).name
-    return any(
-        fnmatch.fnmatchcase(path, glob) or fnmatch.fnmatchcase(path, f"*/{glob}")
-        if "/" in glob
-        else fnmatch.fnmatchcase(name, glob)
-        for glob in globs
+
+def _escaped(name: str) -> str:
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in name
     )
-
-
-async def remove_paths(sandbox: Sandbox, paths: Sequence[str]) -> None:
-    """Remove files and trees of whatever owner; they are gone on return. Raises `TaskError`.
-
-    No user of a sandbox has capabilities, so root cannot remove what the agent's user owns: each
-    removes what it may.
-    """
-    if not paths:
-        return
-    for user in (None, "root", None):
-        try:
-            result = await _tool(sandbox, ["sh", "-c", _REMOVE, "rm", *paths], user=user, cwd="/")
-        except BadUser:
-            continue
-        if result.ok:
-            return
-    raise TaskError(f"cannot be removed from the sandbox: {', '.join(paths)}")
-
-
-async def _tool(
-    sandbox: Sandbox, argv: Sequence[str], *, user: str | None = None, cwd: str | None = None
-) -> ExecResult:
-    try:
-        result = await sandbox.exec(argv, timeout_seconds=TOOL_SECONDS, user=user, cwd=cwd)
-    except CommandNotFound as exc:
-        raise TaskError(f"the image lacks a program that protection needs: {exc.message}") from exc
-    if result.status is ExecStatus.SANDBOX_DIED:
-        raise SandboxDied("the sandbox died while its files were put in order")
-    return result
 
 
 class Protection:
@@ -124,6 +90,8 @@ class Protection:
         self._hidden = folder / "hidden"
         self._digests: dict[str, str] = {}
         self._put_away: dict[str, Path] = {}
+        self._has_gaps: bool | None = None
+        """Whether the image has folders in the working directory that nobody may read."""
         self.findings = Findings()
 
     async def hide(self, sandbox: Sandbox, paths: Sequence[str]) -> None:
@@ -147,14 +115,14 @@ class Protection:
         self.findings.git = how
         if how == "keep":
             return
-        listed = await _tool(sandbox, _REPOSITORIES)
+        listed = await tool(sandbox, _REPOSITORIES)
         found = [_text(path) for path in listed.stdout.split(b"\0") if path]
         await remove_paths(sandbox, [str(PurePosixPath(self._workdir, path)) for path in found])
         if how == "remove":
             return
         for path in found:
             where = str(PurePosixPath(self._workdir, path).parent)
-            result = await _tool(sandbox, ["sh", "-c", _SQUASH, "squash", where])
+            result = await tool(sandbox, ["sh", "-c", _SQUASH, "squash", where])
             if not result.ok:
                 reason = result.stderr.decode(errors="replace").strip()[-300:]
                 raise TaskError(f"git: squash: {where}: {reason}")
@@ -187,8 +155,8 @@ class Protection:
         if not self._globs:
             return
         # Compiled modules may be forged: Python takes one that says so without a look at its source.
-        compiled = (await _tool(sandbox, _COMPILED)).stdout.split(b"\0")
-        await remove_paths(sandbox, [self._full(_text(path)) for path in compiled if path])
+        compiled = await self._listed(sandbox, _COMPILED)
+        await remove_paths(sandbox, [self._full(path) for path in compiled])
         wrong = await self._differences(sandbox, note=note)
         if wrong:
             await remove_paths(sandbox, [self._full(name) for name in wrong])
@@ -218,9 +186,24 @@ class Protection:
             _place(self._kept / name, tree, name)
 
     async def _guarded(self, sandbox: Sandbox) -> list[str]:
-        listed = await _tool(sandbox, _LIST)
-        names = [_text(path).removeprefix("./") for path in listed.stdout.split(b"\0") if path]
+        names = [name.removeprefix("./") for name in await self._listed(sandbox, _LIST)]
         return sorted(name for name in names if is_guarded(name, self._globs))
+
+    async def _listed(self, sandbox: Sandbox, find: Sequence[str]) -> list[str]:
+        """All that `find` finds in the working directory. Raises `TaskError` for a list with gaps that
+        were not there before the agent: what is not in it could be anything."""
+        result = await tool(sandbox, find)
+        if not result.ok and self._has_gaps is False:
+            for user in (None, "root"):
+                with contextlib.suppress(BadUser):
+                    argv = ["sh", "-c", OPEN, "open", self._workdir]
+                    await tool(sandbox, argv, user=user, cwd="/")
+            result = await tool(sandbox, find)
+        if not result.ok and not (self._has_gaps is not False and result.exit_code == 1):
+            raise TaskError(f"the working directory cannot be listed: find {describe(result)}")
+        if self._has_gaps is None:
+            self._has_gaps = not result.ok
+        return [_text(path) for path in result.stdout.split(b"\0") if path]
 
     async def _differences(self, sandbox: Sandbox, *, note: bool = True) -> list[str]:
         """Names of protected files that are not as they were."""
@@ -253,7 +236,7 @@ class Protection:
             for parent in reversed(PurePosixPath(name).parents[:-1]):
                 full = self._full(str(parent))
                 look = 'if [ -L "$1" ] || { [ -e "$1" ] && [ ! -d "$1" ]; }; then exit 7; fi'
-                if (await _tool(sandbox, ["sh", "-c", look, "look", full])).exit_code == 7:
+                if (await tool(sandbox, ["sh", "-c", look, "look", full])).exit_code == 7:
                     await remove_paths(sandbox, [full])
 
     def _full(self, name: str) -> str:

@@ -6,9 +6,10 @@ is carried out is in `rock.rollout.grading`.
 
 from __future__ import annotations
 
+import fnmatch
 import re
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
@@ -45,6 +46,21 @@ GUARDED = (
     "unittest/*",
 )
 """Files by which a working directory changes how pytest runs, wherever they lie in it."""
+
+
+def is_guarded(path: str, globs: Iterable[str]) -> bool:
+    """Whether a relative path fits a glob; without a slash the glob is of the last part alone.
+
+    `*` also stands for slashes, and a glob of a directory's contents fits at any depth.
+    """
+    name = PurePosixPath(path).name
+    return any(
+        fnmatch.fnmatchcase(path, glob) or fnmatch.fnmatchcase(path, f"*/{glob}")
+        if "/" in glob
+        else fnmatch.fnmatchcase(name, glob)
+        for glob in globs
+    )
+
 
 _FUNCTION = re.compile(r"(?:[A-Za-z_][\w.]*|[^:]*\.py):[A-Za-z_]\w*")
 
@@ -104,6 +120,10 @@ class GraderBase(Strict):
     def models(self) -> frozenset[str]:
         """The models that it asks, beside the one that answers the agent."""
         return frozenset()
+
+    def shows_diff(self) -> bool:
+        """Whether somebody is shown what was changed in the repository."""
+        return False
 
     def guarded(self) -> tuple[str, ...]:
         """The globs in force."""
@@ -210,6 +230,9 @@ class JudgeGrader(GraderBase):
     """How often it is asked until its answer has a score."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
 
+    def shows_diff(self) -> bool:
+        return self.show_diff
+
     def whole_seconds(self) -> float:
         return self.timeout_seconds * self.tries
 
@@ -264,6 +287,9 @@ class WeightedGrader(GraderBase):
 
     def models(self) -> frozenset[str]:
         return frozenset(name for part in self.weighted.values() for name in part.grader.models())
+
+    def shows_diff(self) -> bool:
+        return any(part.grader.shows_diff() for part in self.weighted.values())
 
     def whole_seconds(self) -> float:
         return sum(part.grader.whole_seconds() for part in self.weighted.values())

@@ -28,6 +28,8 @@ from rock.errors import (
     ContextLengthExceeded,
     Forbidden,
     ModelServiceError,
+    ProviderAway,
+    ProviderUnavailable,
     SandboxDied,
     SandboxError,
     SandboxFileError,
@@ -52,6 +54,8 @@ class CallSeen:
     """Why it ended without an answer, as a code of `rock.errors`."""
     cut_off: bool = False
     """A restart of ModelService ended the connection on which the agent waited for it."""
+    left_after_seconds: float | None = None
+    """How long after asking the agent closed its connection without the answer; None if it did not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +83,9 @@ GIVEN_UP_CODES = frozenset({SessionClosed.code, CallFailed.code})
 """How a call ends on which the agent, or the end of its session, gave up."""
 LOST_STATES = frozenset({"answered", "undelivered"})
 """There was an answer, but not all of it was written to the agent's connection."""
+PATIENCE_SECONDS = 30.0
+"""Who hangs up earlier did not give up on a model that was too slow: it hung up. Else an agent could make
+any attempt that went badly one that is tried again."""
 POLICY_CODES = frozenset(
     {ContextLengthExceeded.code, SessionClosed.code, BadRequest.code, Forbidden.code}
 )
@@ -135,7 +142,7 @@ def _judge_calls(end: ExecResult, session: SessionSeen) -> Verdict | None:
             return Verdict(
                 cls=cls, detail=f"call {number} failed: {call.error or 'no reason given'}"
             )
-        if call.state in LOST_STATES and not killed_by_us:
+        if call.state in LOST_STATES and not (killed_by_us or _hung_up(call)):
             return Verdict(
                 cls=OutcomeClass.UNDELIVERABLE_CALL,
                 detail=f"the answer to call {number} never reached the agent",
@@ -147,6 +154,10 @@ def _judge_calls(end: ExecResult, session: SessionSeen) -> Verdict | None:
     if calls and all(_waited_in_vain(call) for call in calls):
         return Verdict(cls=OutcomeClass.MODEL_FAILED, detail="no call was answered")
     return None
+
+
+def _hung_up(call: CallSeen) -> bool:
+    return call.left_after_seconds is not None and call.left_after_seconds < PATIENCE_SECONDS
 
 
 def _waited_in_vain(call: CallSeen) -> bool:
@@ -191,6 +202,14 @@ def describe(end: ExecResult) -> str:
             return "lost its sandbox"
 
 
+def of_a_living_box(result: ExecResult, doing: str) -> ExecResult:
+    """`result`; raises `SandboxDied` where the box died under the command, which could be taken for a
+    command that failed: by a setup, a grader, a judge."""
+    if result.status is ExecStatus.SANDBOX_DIED:
+        raise SandboxDied(f"the sandbox died {doing}")
+    return result
+
+
 def class_of_error(phase: Phase, exc: Exception) -> OutcomeClass:
     """The class of an attempt that an exception ended in `phase`."""
     if isinstance(exc, SandboxDied):
@@ -206,7 +225,7 @@ _ErrorRules: TypeAlias = Sequence[tuple[tuple[type[Exception], ...], OutcomeClas
 _BY_ERROR: Mapping[Phase, _ErrorRules] = {
     Phase.PROVISION: [
         ((ConfigError, BadUser), OutcomeClass.TASK_INVALID),
-        ((CapacityExceeded,), OutcomeClass.NO_ROOM),
+        ((CapacityExceeded, ProviderAway), OutcomeClass.NO_ROOM),
         ((SandboxError, TimeoutError, OSError), OutcomeClass.SANDBOX_CREATE_FAILED),
     ],
     Phase.SETUP: [
@@ -227,12 +246,15 @@ _BY_ERROR: Mapping[Phase, _ErrorRules] = {
     Phase.GRADE: [
         ((TimeoutError,), OutcomeClass.SANDBOX_DIED),
         # For the fresh sandbox that some graders want.
-        ((CapacityExceeded,), OutcomeClass.NO_ROOM),
+        ((CapacityExceeded, ProviderAway), OutcomeClass.NO_ROOM),
+        ((ProviderUnavailable,), OutcomeClass.SANDBOX_CREATE_FAILED),
         # A judge is asked through the service.
         ((UpstreamUnauthorized,), OutcomeClass.MODEL_UNAUTHORIZED),
         ((CallFailed, UpstreamError), OutcomeClass.MODEL_FAILED),
         ((ModelServiceError,), OutcomeClass.SERVICE_FAILED),
-        ((SandboxError, TaskError, OSError), OutcomeClass.GRADER_BROKEN),
+        ((SandboxError, TaskError), OutcomeClass.GRADER_BROKEN),
+        # Of the harness's own files: a full disk is no fault of the grader's.
+        ((OSError,), OutcomeClass.INTERNAL_ERROR),
     ],
     Phase.TEARDOWN: [],
 }

@@ -123,7 +123,9 @@ TABLE: Mapping[OutcomeClass, Flags] = {
     ),
     OutcomeClass.CONTEXT_LIMIT: _counts("the agent's prompt did not fit the model's context"),
     OutcomeClass.SANDBOX_CREATE_FAILED: _infra("no sandbox could be made"),
-    OutcomeClass.NO_ROOM: _infra("the machine had no room for another sandbox at that moment"),
+    OutcomeClass.NO_ROOM: _infra(
+        "the machine had no room for another sandbox at that moment, or its engine did not answer"
+    ),
     OutcomeClass.SANDBOX_DIED: _infra("the sandbox went away or stopped answering"),
     OutcomeClass.SETUP_FAILED: _infra("files, session or listener could not be put in place"),
     OutcomeClass.SERVICE_FAILED: _infra("ModelService did not answer the harness"),
@@ -132,10 +134,14 @@ TABLE: Mapping[OutcomeClass, Flags] = {
     OutcomeClass.EXPORT_FAILED: _infra("the trajectory could not be fetched or stored"),
     OutcomeClass.INTERNAL_ERROR: _infra("the harness itself failed"),
     OutcomeClass.GRADER_BROKEN: _left_out(
-        Cause.TASK, "the grader could not run or gave no usable reward", retryable=False
+        Cause.TASK,
+        "the grader could not run or gave no usable reward, for the untouched task neither",
+        retryable=False,
     ),
     OutcomeClass.GRADER_TIMEOUT: _left_out(
-        Cause.TASK, "the grader was still running at its time limit", retryable=False
+        Cause.TASK,
+        "the grader was still running at its time limit, for the untouched task too",
+        retryable=False,
     ),
     OutcomeClass.TASK_INVALID: _left_out(
         Cause.TASK, "the task asks for something that does not exist", retryable=False
@@ -196,6 +202,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, rename={"cls": "class"}
         return self.reward is not None and self.reward >= FULL_REWARD
 
 
+def _as_text(text: str) -> str:
+    """`text` as a record can hold it: what file names have that is no UTF-8 is escaped."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def outcome_of(
     cls: OutcomeClass, phase: Phase, *, reward: float | None = None, detail: str = ""
 ) -> Outcome:
@@ -215,7 +226,7 @@ def outcome_of(
         in_loss=flags.in_loss,
         in_baseline=flags.in_baseline,
         in_denominator=flags.in_denominator,
-        detail=detail,
+        detail=_as_text(detail),
     )
 
 

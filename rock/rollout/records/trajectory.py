@@ -84,6 +84,8 @@ async def rescue(admin: AdminShards, folder: Path) -> str | None:
     """
     try:
         session_id = (folder / SESSION_FILE).read_text()
+        if not session_id:  # the disk was full
+            return None
         async with asyncio.timeout(RESCUE_SECONDS):
             info = await admin.close_session(session_id, reason="revoked")
             await export(admin, info, folder)
@@ -115,6 +117,7 @@ def calls_seen(calls: Iterable[wire.TrajectoryCall]) -> list[CallSeen]:
             error=call.error,
             code=call.error_code,
             cut_off=call.cut_off,
+            left_after_seconds=call.left_after_seconds,
         )
         for call in calls
     ]

@@ -22,6 +22,8 @@ class RunStarted:
     groups: int
     episodes: int
     done: int
+    trainer_url: str | None = None
+    """Where a trainer is to answer; None where a backend does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

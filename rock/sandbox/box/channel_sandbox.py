@@ -7,6 +7,7 @@ removes the box; everything that users call is here, so all providers behave ali
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import posixpath
@@ -40,10 +41,12 @@ from rock.sandbox.box.stateful import (
     Replacement,
     StatefulSandbox,
 )
+from rock.sandbox.box.variables import checked_name, encoded, merged
 from rock.sandbox.channel import frames
 from rock.sandbox.channel.execution import Executed, Execution, Sink
 from rock.sandbox.channel.frames import NO_FLAGS, EndKind, ExecFlag, ExecRequest, FrameType
 from rock.sandbox.channel.process import ChannelProcess
+from rock.sandbox.channel.recorder import Action, ended_by_errors
 from rock.sandbox.channel.shell import ChannelShell
 from rock.sandbox.command import (
     DEFAULT_KEPT_BYTES,
@@ -58,12 +61,12 @@ from rock.sandbox.command import (
     Shell,
     TerminalSize,
 )
+from rock.sandbox.logbook import LogFiles
 from rock.sandbox.state import Snapshot
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 AGENT_UID = 1000
 AGENT_NAME = "agent"
 AGENT_HOME = "/home/agent"
@@ -71,6 +74,9 @@ _MAX_TIMEOUT_SECONDS = 40 * 24 * 3600.0
 _KEPT_PROCESSES = 100
 _EXIT_CODE_OF_A_KILLED_CHILD = 128 + signal.SIGKILL
 _ROOT = ("root", "0")
+NO_CORE = 1
+"""Bytes of a core dump. With 0 the kernel still starts a host's `core_pattern` program for each crash;
+with 1, which is less than any file of that kind has, it does neither (core(5); fs/coredump.c)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +97,7 @@ def identity_of(spec: SandboxSpec) -> Identity:
 
 def common_rlimits(limits: Limits) -> tuple[tuple[int, int], ...]:
     """What every provider sets on a command: no core dumps, and the bound on open files."""
-    pairs = [(resource.RLIMIT_CORE, 0)]
+    pairs = [(resource.RLIMIT_CORE, NO_CORE)]
     if limits.open_files is not None:
         pairs.append((resource.RLIMIT_NOFILE, limits.open_files))
     return tuple(pairs)
@@ -113,8 +119,9 @@ class ChannelSandbox(StatefulSandbox):
         variables: Mapping[str, str] | None = None,
         enforced: Enforced = NOTHING_ENFORCED,
         replacement: Replacement | None = None,
+        log: LogFiles | None = None,
     ) -> None:
-        super().__init__(box, spec, enforced, replacement)
+        super().__init__(box, spec, enforced, replacement, log=log)
         self.identity = identity if identity and spec.user is None else identity_of(spec)
         self.variables = dict(variables or {})
         """Of the image; the spec's are laid over them."""
@@ -136,6 +143,7 @@ class ChannelSandbox(StatefulSandbox):
         await self._name_agent()
         await self.state.seal(snapshot)
         await self.network_of_the_spec()
+        self.recorder.note("created", self.spec.image or "of the host's programs")
 
     async def exec(
         self,
@@ -152,15 +160,20 @@ class ChannelSandbox(StatefulSandbox):
         flags = ExecFlag.STDIN if stdin else NO_FLAGS
         request = self._request(argv, timeout_seconds, cwd, env, user, flags)
         started = time.monotonic()
-        executed = await self._explained(
-            self.channel.exec(
-                request,
-                stdin=stdin,
-                kept_bytes=output_limit_bytes,
-                kill_over_bytes=output_limit_bytes if overflow == "kill" else None,
+        action = self.recorder.command("exec", request.argv, user=user)
+        with ended_by_errors(action):
+            executed = await self._explained(
+                self.channel.exec(
+                    request,
+                    stdin=stdin,
+                    kept_bytes=output_limit_bytes,
+                    kill_over_bytes=output_limit_bytes if overflow == "kill" else None,
+                    tap=action.output,
+                )
             )
-        )
-        return await self._result(executed, time.monotonic() - started)
+            result = await self._result(executed, time.monotonic() - started)
+            action.end(result)
+        return result
 
     async def spawn(
         self,
@@ -184,15 +197,19 @@ class ChannelSandbox(StatefulSandbox):
             flags |= ExecFlag.STDIN
         seconds = _MAX_TIMEOUT_SECONDS if timeout_seconds is None else timeout_seconds
         request = self._request(argv, seconds, cwd, env, user, flags, terminal)
-        execution, pid = await self._explained(
-            self.channel.start(
-                request,
-                kept_bytes=output_limit_bytes,
-                kill_over_bytes=output_limit_bytes if overflow == "kill" else None,
-                stdin=None if terminal is not None and not stdin else stdin,
-                held=streamed,
+        action = self.recorder.command("process", request.argv, user=user)
+        with ended_by_errors(action):
+            execution, pid = await self._explained(
+                self.channel.start(
+                    request,
+                    kept_bytes=output_limit_bytes,
+                    kill_over_bytes=output_limit_bytes if overflow == "kill" else None,
+                    stdin=None if terminal is not None and not stdin else stdin,
+                    held=streamed,
+                    tap=action.output,
+                )
             )
-        )
+        action.begin()
         process = ChannelProcess(
             secrets.token_hex(4),
             tuple(request.argv),
@@ -200,7 +217,7 @@ class ChannelSandbox(StatefulSandbox):
             execution,
             streamed=streamed,
             bound_seconds=seconds + self.channel.silence_seconds,
-            result_of=self._result,
+            result_of=functools.partial(self._recorded_result, action),
         )
         self._processes[process.id] = process
         self._forget_old_processes()
@@ -230,8 +247,9 @@ class ChannelSandbox(StatefulSandbox):
             execution, _ = await self.channel.start(request, kept_bytes=0, status=status)
             return execution
 
-        shell = ChannelShell(start, self._result)
-        await self._explained(shell.open(program))
+        shell = ChannelShell(start, self._result, self.recorder)
+        with self.recorder.doing("shell", program or "bash or sh"):
+            await self._explained(shell.open(program))
         self._shells.add(shell)
         return shell
 
@@ -257,6 +275,13 @@ class ChannelSandbox(StatefulSandbox):
             return replace(result, death=await self.death())
         return result
 
+    async def _recorded_result(
+        self, action: Action, executed: Executed, elapsed_seconds: float, was_killed: bool
+    ) -> ExecResult:
+        result = await self._result(executed, elapsed_seconds, was_killed)
+        action.end(result)
+        return result
+
     def _request(
         self,
         argv: Sequence[str | bytes],
@@ -276,7 +301,7 @@ class ChannelSandbox(StatefulSandbox):
         if not (0 <= size.rows < 65536 and 0 <= size.columns < 65536):
             raise CommandRefused(f"terminal: got {size}, expected numbers below 65536")
         return ExecRequest(
-            argv=[_encoded("argv", argument) for argument in argv],
+            argv=[encoded("argv", argument) for argument in argv],
             env=self._environment(env or {}, user),
             cwd=self._path(cwd or self.spec.workdir),
             user=os.fsencode(user or self.identity.user),
@@ -293,17 +318,27 @@ class ChannelSandbox(StatefulSandbox):
 
     async def read_file(self, path: str, *, max_bytes: int = DEFAULT_READ_LIMIT_BYTES) -> bytes:
         self._check_running()
-        return await self._explained(self.channel.read_file(self._path(path), max_bytes=max_bytes))
+        with self.recorder.doing("file", f"read {path}") as action:
+            data = await self._explained(
+                self.channel.read_file(self._path(path), max_bytes=max_bytes)
+            )
+            action.size_bytes = len(data)
+        return data
 
     async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         self._check_running()
-        await self._explained(
-            self.channel.write_file(self._path(path), data, mode=mode, owner=self._owner)
-        )
+        with self.recorder.doing("file", f"write {path}") as action:
+            action.size_bytes = len(data)
+            await self._explained(
+                self.channel.write_file(self._path(path), data, mode=mode, owner=self._owner)
+            )
 
     async def upload(self, source: Path, target: str) -> None:
         self._check_running()
-        await self._explained(self.channel.upload(source, self._path(target), owner=self._owner))
+        with self.recorder.doing("file", f"upload to {target}"):
+            await self._explained(
+                self.channel.upload(source, self._path(target), owner=self._owner)
+            )
 
     async def download(
         self,
@@ -314,15 +349,17 @@ class ChannelSandbox(StatefulSandbox):
         max_entries: int = DEFAULT_TREE_LIMIT_ENTRIES,
     ) -> None:
         self._check_running()
-        await self._explained(
-            self.channel.download(
-                self._path(source), target, max_bytes=max_bytes, max_entries=max_entries
+        with self.recorder.doing("file", f"download {source}"):
+            await self._explained(
+                self.channel.download(
+                    self._path(source), target, max_bytes=max_bytes, max_entries=max_entries
+                )
             )
-        )
 
     async def listen(self, port: int = 0) -> socket.socket:
         self._check_running()
-        return await self._explained(self.channel.listen(port))
+        with self.recorder.doing("listen", f"on port {port or 'of its choice'} inside"):
+            return await self._explained(self.channel.listen(port))
 
     async def notice_end(self) -> None:
         ends = [process.wait() for process in self._processes.values() if process.running]
@@ -335,7 +372,9 @@ class ChannelSandbox(StatefulSandbox):
     def _path(self, path: str) -> bytes:
         """Absolute inside the sandbox; a relative path starts at the working directory."""
         if not path or "\0" in path:
-            raise SandboxFileError(f"path: got {path!r}, expected a path without NUL")
+            raise SandboxFileError(
+                f"path: got {path!r}, expected one with a character, and without NUL"
+            )
         full = posixpath.join(self.spec.workdir, path)
         try:
             return os.fsencode(full.rstrip("/") or "/")
@@ -343,27 +382,24 @@ class ChannelSandbox(StatefulSandbox):
             raise SandboxFileError(f"path: {path!r} is not text that has bytes ({exc})") from exc
 
     def environment(self) -> dict[str, str]:
-        """The variables of a command that asks for none of its own."""
         return self._merged({}, None)
 
     def _merged(self, extra: Mapping[str, str], user: str | None) -> dict[str, str]:
         is_root = user is not None and user.partition(":")[0] in _ROOT
         proxy: Mapping[str, str] = {} if self.egress is None else self.egress.variables
-        base = {
-            "PATH": DEFAULT_PATH,
-            "HOME": "/root" if is_root else self.identity.home,
-            "LANG": "C.UTF-8",
-            "TMPDIR": "/tmp",
-        }
-        return {**base, **self.variables, **proxy, **self.spec.env, **extra}
+        return merged(
+            self.variables,
+            proxy,
+            self.spec.env,
+            changes=self.env_changes,
+            extra=extra,
+            home="/root" if is_root else self.identity.home,
+        )
 
     def _environment(self, extra: Mapping[str, str], user: str | None) -> dict[bytes, bytes]:
-        merged = self._merged(extra, user)
-        for name in merged:
-            if not name or "=" in name:
-                raise CommandRefused(f"env: got the name {name!r}, expected one without '='")
         return {
-            _encoded("env", name): _encoded(f"env {name}", value) for name, value in merged.items()
+            encoded("env", checked_name(name)): encoded(f"env {name}", value)
+            for name, value in self._merged(extra, user).items()
         }
 
     async def _name_agent(self) -> None:
@@ -384,14 +420,6 @@ class ChannelSandbox(StatefulSandbox):
             )
         except SandboxFileError as exc:
             log.debug("sandbox %s: the agent user stays nameless: %s", self.id, exc)
-
-
-def _encoded(field: str, value: str | bytes) -> bytes:
-    """Text as bytes; a model can write half of a surrogate pair, which has none."""
-    try:
-        return os.fsencode(value)
-    except UnicodeEncodeError as exc:
-        raise CommandRefused(f"{field}: it is not text that has bytes ({exc})") from exc
 
 
 def result_of(executed: Executed, elapsed_seconds: float, was_killed: bool = False) -> ExecResult:

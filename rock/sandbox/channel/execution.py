@@ -12,6 +12,7 @@ import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from rock.sandbox.channel import frames
 from rock.sandbox.channel.capture import Capture
@@ -23,6 +24,8 @@ _END_OF_OUTPUT_SECONDS = 1.0
 """How long output may still come after everything that could write it has ended."""
 _INPUT_WINDOW_BYTES = 256 * 1024
 Sink = Callable[[bytes], None]
+Tap = Callable[[int, bytes], None]
+"""Sees what comes of stdout (0) and stderr (1) as it comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +155,9 @@ class InputPipe:
             self.far_end = -1
 
 
+AnyPipe = TypeVar("AnyPipe", InputPipe, OutputPipe)
+
+
 class _Replies:
     """The frames that the helper sends: perhaps STARTED, then the last one; None is the end."""
 
@@ -192,7 +198,7 @@ class Execution:
     """A command that the helper runs for us. Owns `conn`; `close` ends the command if it still runs.
 
     `stdin` None means that it will be fed. `kill_over_bytes` ends the command when a stream is longer.
-    `held` output is read once somebody resumes its pipes.
+    `held` output is read once somebody resumes its pipes. `tap` sees all that is kept or counted.
     """
 
     def __init__(
@@ -204,18 +210,28 @@ class Execution:
         stdin: bytes | None = b"",
         status: Sink | None = None,
         held: bool = False,
+        tap: Tap | None = None,
     ) -> None:
         self._conn = conn
+        self._tap = tap
         self._kill_over_bytes = kill_over_bytes
         self._over_limit = asyncio.Event()
         self._replies: _Replies | None = None
         self._sending = asyncio.Lock()
         self._closed = False
         self.captures = (Capture(kept_bytes), Capture(kept_bytes))
-        self.stdin = InputPipe() if stdin is None or stdin else None
-        self.stdout = OutputPipe(lambda data: self.keep(0, data))
-        self.stderr = OutputPipe(lambda data: self.keep(1, data))
-        self.status = None if status is None else OutputPipe(status)
+        with contextlib.ExitStack() as made:  # if there is no descriptor left, none is lost
+
+            def kept(pipe: AnyPipe) -> AnyPipe:
+                made.callback(pipe.close)
+                made.callback(pipe.close_far_end)
+                return pipe
+
+            self.stdin = kept(InputPipe()) if stdin is None or stdin else None
+            self.stdout = kept(OutputPipe(lambda data: self.keep(0, data)))
+            self.stderr = kept(OutputPipe(lambda data: self.keep(1, data)))
+            self.status = None if status is None else kept(OutputPipe(status))
+            made.pop_all()
         if held:
             self.stdout.pause()
             self.stderr.pause()
@@ -227,6 +243,8 @@ class Execution:
         """The sink of a command that nobody listens to."""
         capture = self.captures[stream]
         capture.add(data)
+        if self._tap is not None:
+            self._tap(stream, data)
         if self._kill_over_bytes is not None and capture.total_bytes > self._kill_over_bytes:
             self._over_limit.set()
 

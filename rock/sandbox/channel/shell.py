@@ -19,8 +19,9 @@ from typing import Literal
 from rock.errors import CommandNotFound, SandboxDied, ShellEnded
 from rock.sandbox.channel import frames
 from rock.sandbox.channel.capture import Capture
-from rock.sandbox.channel.execution import Executed, Execution, Sink
+from rock.sandbox.channel.execution import Executed, Execution, Sink, Tap
 from rock.sandbox.channel.frames import FrameType
+from rock.sandbox.channel.recorder import MAX_WHAT, Recorder, ended_by_errors
 from rock.sandbox.command import (
     DEFAULT_OUTPUT_LIMIT_BYTES,
     Death,
@@ -66,6 +67,8 @@ class _Session:
         self._partial = b""
         self._nonce = ""
         self._limit_bytes: int | None = None
+        self._tap: Tap | None = None
+        self._closing = False
         self._wake = asyncio.Event()
         self._began = time.monotonic()
         self._sink = _captures(_BETWEEN_BYTES)
@@ -97,7 +100,7 @@ class _Session:
             executed = await execution.finish(_BOUND_SECONDS)
         finally:
             execution.close()
-        return await self._result_of(executed, time.monotonic() - self._began, False)
+        return await self._result_of(executed, time.monotonic() - self._began, self._closing)
 
     def _keeping(self, stream: int) -> Sink:
         return lambda data: self._keep(stream, data)
@@ -105,6 +108,8 @@ class _Session:
     def _keep(self, stream: int, data: bytes) -> None:
         capture = self._sink[stream]
         capture.add(data)
+        if self._tap is not None:
+            self._tap(stream, data)
         if self._limit_bytes is not None and capture.total_bytes > self._limit_bytes:
             self.over_limit = True
             self._wake.set()
@@ -125,11 +130,12 @@ class _Session:
             self.execution.stdout.read_all_there_is()
             self.execution.stderr.read_all_there_is()
 
-    async def begin(self, script: bytes, *, limit_bytes: int) -> None:
+    async def begin(self, script: bytes, *, limit_bytes: int, tap: Tap | None = None) -> None:
         """Hand over a script: its output is in `script`, its exit code will be in `code`."""
         assert self.execution is not None
         self._read_pipes()
         self._sink = self.script = _captures(limit_bytes)
+        self._tap = tap
         self._limit_bytes, self.over_limit, self.code = limit_bytes, False, None
         self._nonce = secrets.token_hex(8)
         self._wake.clear()
@@ -182,6 +188,7 @@ class _Session:
         await self.execution.send(FrameType.INTERRUPT, body)
 
     async def close(self) -> None:
+        self._closing = True
         if self.execution is not None and self.ended is not None:
             await self.execution.send(FrameType.KILL)
             await asyncio.wait([self.ended])
@@ -192,11 +199,15 @@ def _captures(limit_bytes: int) -> tuple[Capture, Capture]:
 
 
 class ChannelShell(Shell):
-    """A kept shell. `start` runs a program as a shell; `result_of` reads how its process ended."""
+    """A kept shell. `start` runs a program as a shell; `result_of` reads how its process ended.
 
-    def __init__(self, start: Starter, result_of: Reading) -> None:
+    `recorder` writes down each script.
+    """
+
+    def __init__(self, start: Starter, result_of: Reading, recorder: Recorder) -> None:
         self._start = start
         self._result_of = result_of
+        self._recorder = recorder
         self._turn = asyncio.Lock()
         self._session: _Session | None = None
         self._last_words = "it was not opened"
@@ -241,13 +252,17 @@ class ChannelShell(Shell):
             if session is None or session.has_ended:
                 raise ShellEnded(f"the shell has ended: {self._last_words}; open a new one")
             began = time.monotonic()
-            await session.begin(data + b"\n", limit_bytes=output_limit_bytes)
-            try:
-                await session.wait(timeout_seconds)
-            except asyncio.CancelledError:
-                await to_the_end(self._stop_script(session))
-                raise
-            return await self._conclude(session, time.monotonic() - began)
+            shown = data[:MAX_WHAT].decode(errors="replace").strip()
+            with ended_by_errors(self._recorder.action("script", shown)) as action:
+                await session.begin(data + b"\n", limit_bytes=output_limit_bytes, tap=action.output)
+                try:
+                    await session.wait(timeout_seconds)
+                except asyncio.CancelledError:
+                    await to_the_end(self._stop_script(session))
+                    raise
+                result = await self._conclude(session, time.monotonic() - began)
+                action.end(result)
+                return result
 
     async def _conclude(self, session: _Session, elapsed_seconds: float) -> ShellResult:
         if session.code is not None:

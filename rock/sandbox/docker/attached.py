@@ -1,27 +1,38 @@
 """Sandboxes that another process made: the view from above, for people and tools.
 
-A container's control socket is in a directory of this user (`rundir`), and so is what it is; a local
-sandbox can be reached through its own harness only, which is what `rock sandbox serve` is for. What is
-attached is used, never owned: only an explicit `stop` ends it.
+Their harness answers for them if it has a door (`remote.door`). Where it has none, or is gone, a container
+can still be reached, past it: its control socket is in a directory of this user (`rundir`), and so is what
+it is. What only a harness knows (layers, snapshots, variables changed meanwhile) is then out of reach. What
+is attached is used, never owned: only an explicit `stop` ends it.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
-from rock.errors import BadRequest, NotFound, SandboxError
-from rock.sandbox import api
+from rock.errors import BadRequest, NotFound, NotSupported, SandboxError
+from rock.sandbox import api, rundir
 from rock.sandbox.box.box_state import BoxState
 from rock.sandbox.box.channel_sandbox import ChannelSandbox, Identity
 from rock.sandbox.box.stateful import Box
-from rock.sandbox.channel.channel import Channel, connect_to_path
-from rock.sandbox.docker import rundir
+from rock.sandbox.channel.channel import Channel
+from rock.sandbox.channel.connect import PathConnector
 from rock.sandbox.docker.container import SOCKET_NAME
 from rock.sandbox.docker.engine import Engine
 from rock.sandbox.owner import wall_seconds
+
+_NO_DOOR = "the harness of this sandbox opens no door, or is gone; it alone knows"
+
+
+class AttachedSandbox(ChannelSandbox):
+    """A container of a harness that is not asked."""
+
+    async def set_env(self, changes: Mapping[str, str | None]) -> None:
+        raise NotSupported(f"set_env: {_NO_DOOR} the variables of its commands")
 
 
 class HereSource:
@@ -43,8 +54,9 @@ class HereSource:
         return found
 
     def attach(self, info: api.SandboxInfo) -> ChannelSandbox:
-        socket = self._base / info.id / "run" / SOCKET_NAME
-        channel = Channel(connect_to_path(socket))
+        folder = self._base / info.id
+        helper_pid = rundir.helper_of(folder)
+        channel = Channel(PathConnector(folder / "run" / SOCKET_NAME, helper_pid))
 
         async def remove() -> None:
             try:
@@ -52,12 +64,19 @@ class HereSource:
             finally:
                 rundir.remove(self._base / info.id)
 
-        state = BoxState(channel, "attached", None, pausable=False)
+        state = BoxState(
+            channel, "attached", None, why_not=f"{_NO_DOOR} its files' layers", pausable=False
+        )
         box = Box(id=info.id, channel=channel, state=state, remove=remove)
         profile = info.profile
-        sandbox = ChannelSandbox(
-            box, info.spec, rlimits=profile.rlimits, variables=profile.variables
+        sandbox = AttachedSandbox(
+            box,
+            info.spec,
+            rlimits=profile.rlimits,
+            variables=profile.variables,
+            log=rundir.find_log(self._base, info.id),
         )
+        sandbox.recorder.by = "attached"
         sandbox.identity = Identity(profile.user, profile.home)
         return sandbox
 
@@ -67,9 +86,11 @@ class HereSource:
 
 def only(infos: list[api.SandboxInfo], wanted: str) -> api.SandboxInfo:
     """The sandbox whose id begins with `wanted`. Raises `NotFound`, `SandboxError` if several do."""
-    found = [info for info in infos if info.id.startswith(wanted)]
+    found = [info for info in infos if wanted and info.id.startswith(wanted)]
     if not found:
-        raise NotFound(f"there is no sandbox {wanted}; `rock sandbox ps` lists them")
+        raise NotFound(
+            f"there is no sandbox {wanted or '(empty id)'}; `rock sandbox ps` lists them"
+        )
     if len(found) > 1:
         raise SandboxError(f"{wanted} is the beginning of {len(found)} ids; write more of it")
     return found[0]

@@ -17,19 +17,29 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from rock.errors import ProviderUnavailable, SandboxDied, SandboxError
-from rock.sandbox import api
-from rock.sandbox.base import Availability, Provider, SandboxSpec
+from rock.sandbox import api, rundir
+from rock.sandbox.base import (
+    IMAGE_USER,
+    Availability,
+    BuildNetwork,
+    Built,
+    Provider,
+    Sandbox,
+    SandboxSpec,
+)
 from rock.sandbox.box.box_state import BoxState
 from rock.sandbox.box.channel_sandbox import AGENT_HOME, ChannelSandbox, Identity
 from rock.sandbox.box.stateful import NETWORKS, Box, Enforced, StatefulSandbox
-from rock.sandbox.capacity import DOCKER_COST, Admission
-from rock.sandbox.channel.channel import KILL_GRACE_SECONDS, Channel, Connector, connect_to_path
+from rock.sandbox.capacity import DOCKER_COST, Admission, own_trouble
+from rock.sandbox.channel.channel import KILL_GRACE_SECONDS, Channel
+from rock.sandbox.channel.connect import PathConnector
 from rock.sandbox.channel.mux import MuxConnector
-from rock.sandbox.docker import host_layers, hostroot, rundir
+from rock.sandbox.docker import host_layers, hostroot
 from rock.sandbox.docker.autopsy import diagnose
 from rock.sandbox.docker.container import SOCKET_NAME, container_config, helper_archive
 from rock.sandbox.docker.engine import REMEDY, Engine, Image
@@ -71,6 +81,7 @@ class DockerProvider(Provider):
     """
 
     name = "docker"
+    builds_images = True
 
     def __init__(
         self,
@@ -107,6 +118,7 @@ class DockerProvider(Provider):
         self._lease_seconds = lease_seconds if transport == "socket" else 0.0
         self._heartbeat = Heartbeat(self._sandboxes.values, lease_seconds=self._lease_seconds)
         self._admission = Admission(DOCKER_COST, self.base)
+        self._logs = rundir.LogFolder(self.base)
         self._closed = False
 
     async def probe(self) -> Availability:
@@ -151,17 +163,36 @@ class DockerProvider(Provider):
         """
         self._check_open()
         check_spec(spec, engine_sockets=[self.engine.address.removeprefix("unix://")])
-        image = await self.images.find(spec.image)
-        with self._admission:
-            sandbox = await self._make(spec, image, snapshot)
+        try:
+            image = await self.images.find(spec.image)
+            if spec.user == IMAGE_USER:
+                spec = replace(spec, user=image.user or ("root" if spec.image else None))
+            with self._admission:
+                sandbox = await self._make(spec, image, snapshot)
+        except OSError as exc:
+            raise own_trouble(exc, "make a sandbox") from exc
         self._heartbeat.start()
         return sandbox
+
+    async def build_image(
+        self,
+        context: Path,
+        *,
+        dockerfile: str = "Dockerfile",
+        timeout_seconds: float = 600.0,
+        network: BuildNetwork = "engine",
+    ) -> Built:
+        self._check_open()
+        return await self.images.build(
+            context, dockerfile=dockerfile, timeout_seconds=timeout_seconds, network=network
+        )
 
     async def _make(
         self, spec: SandboxSpec, image: Image, snapshot: Snapshot | None
     ) -> ChannelSandbox:
         sandbox_id = secrets.token_hex(6)
         layers: HostLayers | None = None
+        log_files = self._logs.of(sandbox_id)
         try:
             shared = None
             if self._transport == "socket":
@@ -175,9 +206,10 @@ class DockerProvider(Provider):
                 labels=self._labels(spec),
             )
             image = await self._start(image, spec, f"rock-{sandbox_id}", config)
-            channel = self._channel(sandbox_id, shared)
+            connector = None if shared is None else PathConnector(shared / SOCKET_NAME)
+            channel = self._channel(sandbox_id, connector)
             await self._reach(sandbox_id, channel)
-            layers = await self._layers(sandbox_id)
+            layers, unbounded = await self._layers(sandbox_id, spec.limits.disk_bytes)
             box = Box(
                 id=sandbox_id,
                 channel=channel,
@@ -199,33 +231,52 @@ class DockerProvider(Provider):
                 spec,
                 identity=_identity(image),
                 variables=image.env,
-                enforced=_enforced(spec),
+                enforced=_enforced(spec, unbounded),
                 replacement=self._replace,
+                log=log_files,
             )
             await sandbox.prepare(snapshot)
-            if shared is not None:
+            if not sandbox.state.in_place:
+                sandbox.enforced = _enforced(spec, sandbox.state.why_not)
+            if shared is not None and connector is not None:
                 info = api.info_of(
                     sandbox, sandbox_id=sandbox_id, provider=self.name, age_seconds=0.0
                 )
-                rundir.describe(shared.parent, api.encode(info))
+                rundir.describe(shared.parent, api.encode(info), connector.helper_pid)
             self._check_open()
         except BaseException:  # whatever it was, also a cancellation, nothing may be left
             await to_the_end(self._discard_quietly(sandbox_id, layers))
+            if log_files is not None:
+                log_files.remove()
             raise
         self._sandboxes[sandbox_id] = sandbox
         return sandbox
 
-    async def _layers(self, sandbox_id: str) -> HostLayers | None:
-        """The container's files in layers, or None, with the reason in `_no_layers`."""
+    async def _layers(
+        self, sandbox_id: str, disk_bytes: int | None
+    ) -> tuple[HostLayers | None, str]:
+        """The container's files in layers, or None, with the reason in `_no_layers`.
+
+        And why they are not within `disk_bytes`; nothing if they are.
+        """
         if self._no_layers:
-            return None
+            return None, self._no_layers
         found = await self.engine.storage(f"rock-{sandbox_id}")
         if not found.lower or not host_layers.all_here(found.lower):
             self._no_layers = (
                 f"the engine's images ({found.driver}) are no directories seen from here"
             )
-            return None
-        return HostLayers(self._keeper, ContainerRoot(pid=found.pid, lower=found.lower))
+            return None, self._no_layers
+        root = ContainerRoot(pid=found.pid, lower=found.lower)
+        if disk_bytes is None:
+            return HostLayers(self._keeper, root), "no disk_bytes were given"
+        try:
+            storage = await self._keeper.store(disk_bytes)
+        except SandboxDied:
+            raise
+        except SandboxError as exc:
+            return HostLayers(self._keeper, root), exc.message
+        return HostLayers(self._keeper, root, storage), ""
 
     async def _replace(self, sandbox: StatefulSandbox) -> tuple[StatefulSandbox, ResetTier]:
         return await self.create(sandbox.spec), ResetTier.REBUILD
@@ -255,9 +306,14 @@ class DockerProvider(Provider):
         for error in await asyncio.gather(*stops, return_exceptions=True):
             if isinstance(error, BaseException):
                 log.warning("a sandbox could not be stopped and is left to the reaper: %s", error)
+        await self.images.close()
         await self._heartbeat.stop()
+        self._logs.close()
         await self._keeper.close()
         await self.engine.close()
+
+    def sandboxes(self) -> list[Sandbox]:
+        return list(self._sandboxes.values())
 
     def _check_open(self) -> None:
         if self._closed:
@@ -286,16 +342,13 @@ class DockerProvider(Provider):
         except SandboxError as exc:
             log.warning("sandbox %s is left to the reaper: %s", sandbox_id, exc.message)
 
-    def _channel(self, sandbox_id: str, shared: Path | None) -> Channel:
-        connector: Connector | MuxConnector
-        if shared is not None:
-            connector = connect_to_path(shared / SOCKET_NAME)
-        else:
-            connector = MuxConnector(
-                functools.partial(open_stream, self.engine, f"rock-{sandbox_id}")
-            )
-            self._streams[sandbox_id] = connector
-        return Channel(connector, silence_seconds=self._silence_seconds)
+    def _channel(self, sandbox_id: str, connector: PathConnector | None) -> Channel:
+        """Through the shared directory; without one, over a stream of the engine."""
+        if connector is not None:
+            return Channel(connector, silence_seconds=self._silence_seconds)
+        stream = MuxConnector(functools.partial(open_stream, self.engine, f"rock-{sandbox_id}"))
+        self._streams[sandbox_id] = stream
+        return Channel(stream, silence_seconds=self._silence_seconds)
 
     async def _reach(self, sandbox_id: str, channel: Channel) -> None:
         """Wait until a helper that has just been started answers."""
@@ -318,15 +371,24 @@ class DockerProvider(Provider):
                 )
 
 
-def _enforced(spec: SandboxSpec) -> Enforced:
-    """The engine keeps the limits of processes, memory and CPU; nobody that of a container's disk."""
+def _enforced(spec: SandboxSpec, unbounded: str) -> Enforced:
+    """The engine keeps the limits of processes, memory and CPU; layers in a storage that of the disk.
+
+    `unbounded` is why there is no storage.
+    """
     asked = {
         Capability.MEMORY_LIMIT: spec.limits.memory_bytes,
         Capability.PIDS_LIMIT: spec.limits.pids,
         Capability.CPU_LIMIT: spec.limits.cpus,
     }
     found = frozenset(capability for capability, bound in asked.items() if bound is not None)
-    return Enforced(found | NETWORKS, ("disk space is bounded by the engine's disk only",))
+    shared = (
+        "inotify instances and what else the kernel counts by user are shared with other containers"
+    )
+    if not unbounded:
+        return Enforced(found | NETWORKS | {Capability.DISK_LIMIT}, (shared,))
+    disk = f"disk space is bounded by the engine's disk only: {unbounded}"
+    return Enforced(found | NETWORKS, (disk, shared))
 
 
 def _made_of(spec: SandboxSpec, image: Image) -> str:

@@ -24,11 +24,12 @@ from pathlib import Path
 
 from rock import process
 from rock.errors import SandboxDied, SandboxError
+from rock.sandbox import rundir
 from rock.sandbox.box.layering import Layers, open_directory
 from rock.sandbox.channel import frames
-from rock.sandbox.channel.channel import Channel, connect_by_control
+from rock.sandbox.channel.channel import Channel
+from rock.sandbox.channel.connect import connect_by_control
 from rock.sandbox.channel.frames import FrameType
-from rock.sandbox.docker import rundir
 from rock.sandbox.ending import to_the_end
 from rock.sandbox.helper import helper_path
 from rock.sandbox.owner import Owner
@@ -38,6 +39,10 @@ log = logging.getLogger(__name__)
 
 STOP_SECONDS = 5.0
 REMOVED_AT_ONCE = 100
+_MAKE_FILE_SYSTEM = (
+    *("mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal,^resize_inode"),
+    *("-E", "lazy_itable_init=1,nodiscard"),
+)
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -64,19 +69,42 @@ def all_here(directories: Sequence[str]) -> bool:
 
 
 class HostLayer(Held):
-    """A directory of the host with what was written (`u`)."""
+    """A directory of the host with what was written (`u`), perhaps in a bounded storage."""
 
-    def __init__(self, keeper: Keeper, folder: Path) -> None:
+    def __init__(self, keeper: Keeper, storage: Storage | None) -> None:
         super().__init__(self._drop)
         self._keeper = keeper
-        self.folder = folder
+        self._storage = storage
+        if storage is not None:
+            storage.hold()
+        place = keeper.folder if storage is None else storage.folder
+        self.folder = place / keeper.new_number()
+        """As the keeper sees it; `seen` as this process does."""
+        self.seen = self.folder if storage is None else storage.seen / self.folder.name
+        self.seen.mkdir(mode=0o700)
 
     def names(self) -> tuple[str, ...]:
         """What is at the top of it; a removed entry of a lower layer counts too."""
-        return tuple(sorted(path.name for path in (self.folder / "u").iterdir()))
+        return tuple(sorted(path.name for path in (self.seen / "u").iterdir()))
 
     def _drop(self) -> None:
-        self._keeper.trash(self.folder)
+        self._keeper.trash(self.seen)
+        if self._storage is not None:
+            self._storage.release()
+
+
+class Storage(Held):
+    """A file system of a bounded size, in a file, for the layers of one sandbox (`native/storage.c`)."""
+
+    def __init__(self, keeper: Keeper, folder: Path, keeper_pid: int) -> None:
+        super().__init__(self._drop)
+        self._keeper = keeper
+        self.folder = folder
+        # Mounted in the keeper's namespace alone, which is looked into from here.
+        self.seen = Path(f"/proc/{keeper_pid}/root{folder}")
+
+    def _drop(self) -> None:
+        self._keeper.unstore(self.folder)
 
 
 class Keeper:
@@ -91,6 +119,7 @@ class Keeper:
         self._opening = asyncio.Lock()
         self._trash: list[Path] = []
         self._emptying: asyncio.Task[None] | None = None
+        self._dropping: set[asyncio.Task[None]] = set()
         self._closed = False
 
     async def open(self) -> Channel:
@@ -125,12 +154,58 @@ class Keeper:
             far.close()
         self._control = near
 
-    def new_folder(self) -> Path:
-        """A directory for one layer."""
+    @property
+    def folder(self) -> Path:
+        """Of its layers, once it is open."""
         assert self._folder is not None
-        folder = self._folder / f"{next(self._numbers)}"
-        folder.mkdir(mode=0o700)
-        return folder
+        return self._folder
+
+    def new_number(self) -> str:
+        """A name for a directory that no other has."""
+        return f"{next(self._numbers)}"
+
+    async def store(self, size_bytes: int) -> Storage:
+        """A new storage, held once. Raises `SandboxError` where this machine makes none."""
+        channel = await self.open()
+        assert self._process is not None
+        folder = self.folder / self.new_number()
+        image = folder.with_name(f"{folder.name}.img")
+        try:
+            folder.mkdir(mode=0o700)
+            with image.open("xb") as file:
+                file.truncate(size_bytes)
+            making = await process.start(
+                [*_MAKE_FILE_SYSTEM, image],
+                env={"PATH": _PATH},
+                stdout=process.DEVNULL,
+                stderr=process.DEVNULL,
+            )
+            if await making.wait() != 0:
+                raise SandboxError(f"mkfs.ext4 makes no file system of {size_bytes} bytes")
+            body = frames.text(os.fsencode(image)) + frames.text(os.fsencode(folder))
+            await channel.call(FrameType.STORE, body, "make a bounded storage")
+        except OSError as exc:
+            raise SandboxError(f"a bounded storage cannot be made: {exc}") from exc
+        finally:
+            image.unlink(missing_ok=True)
+        return Storage(self, folder, self._process.pid)
+
+    def unstore(self, folder: Path) -> None:
+        """Drop a storage, off the caller's path. What still uses it keeps it."""
+        if not self._closed:
+            task = asyncio.ensure_future(self._unstore(folder))
+            self._dropping.add(task)
+            task.add_done_callback(self._dropping.discard)
+
+    async def _unstore(self, folder: Path) -> None:
+        try:
+            channel = await self.open()
+            await channel.call(
+                FrameType.UNSTORE, frames.text(os.fsencode(folder)), "drop a storage"
+            )
+            os.rmdir(folder)  # noqa: PTH106 (a path object in a coroutine is refused, too)
+        except (SandboxError, OSError) as exc:
+            log.debug("a storage goes with its keeper only: %s", exc)
 
     def trash(self, folder: Path) -> None:
         """Delete a layer, off the caller's path."""
@@ -144,11 +219,16 @@ class Keeper:
         """By another process: deleting thousands of files in a thread would hold up the event loop."""
         while self._trash:
             folders, self._trash = self._trash[:REMOVED_AT_ONCE], self._trash[REMOVED_AT_ONCE:]
-            removing = await process.start(
-                ["nice", "rm", "-rf", "--", *folders],
-                env={"PATH": _PATH},
-                stderr=process.DEVNULL,
-            )
+            try:
+                removing = await process.start(
+                    ["nice", "rm", "-rf", "--", *folders],
+                    env={"PATH": _PATH},
+                    stderr=process.DEVNULL,
+                )
+            except OSError as exc:
+                log.warning("layers are deleted later: %s", exc.strerror)
+                self._trash += folders
+                return
             await removing.wait()
 
     async def close(self) -> None:
@@ -157,6 +237,8 @@ class Keeper:
         await to_the_end(self._close())
 
     async def _close(self) -> None:
+        if self._dropping:
+            await asyncio.wait(self._dropping)
         if self._control is not None:
             self._control.close()
             self._control = None
@@ -185,7 +267,9 @@ class _Prepared:
 class HostLayers(Layers):
     """Layers of one container. The root of the next reset is made ahead of time."""
 
-    def __init__(self, keeper: Keeper, root: ContainerRoot) -> None:
+    def __init__(self, keeper: Keeper, root: ContainerRoot, storage: Storage | None = None) -> None:
+        """Takes over one hold of `storage`, where the layers are then."""
+        self._storage = storage
         self._keeper = keeper
         self._root = root
         self._process = -1
@@ -219,7 +303,7 @@ class HostLayers(Layers):
 
     async def open_upper(self, layer: Layer) -> int:
         assert isinstance(layer, HostLayer)
-        return open_directory(layer.folder / "u")
+        return open_directory(layer.seen / "u")
 
     async def keep(self, layer: Layer) -> None:
         """A directory stays until it is deleted."""
@@ -233,6 +317,9 @@ class HostLayers(Layers):
             if fd >= 0:
                 os.close(fd)
         self._process = self._namespace = -1
+        storage, self._storage = self._storage, None
+        if storage is not None:
+            storage.release()
 
     async def _prepared(self, below: tuple[Layer, ...]) -> _Prepared:
         ready, self._ready = self._ready, None
@@ -252,7 +339,7 @@ class HostLayers(Layers):
 
     async def _prepare(self, below: tuple[Layer, ...]) -> _Prepared:
         channel = await self._keeper.open()
-        layer = HostLayer(self._keeper, self._keeper.new_folder())
+        layer = HostLayer(self._keeper, self._storage)
         lower = [str(other.folder / "u") for other in below if isinstance(other, HostLayer)]
         lower += self._root.lower
         body = frames.text(os.fsencode(layer.folder))

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rock.errors import SandboxError
-from rock.sandbox.docker import rundir
+from rock.errors import ProviderUnavailable, SandboxError
+from rock.sandbox import rundir
 from rock.sandbox.docker.engine import Engine
 from rock.sandbox.owner import EXPIRES, OWNER_PID, Owner, wall_seconds
 
@@ -35,7 +35,12 @@ async def reap(
 ) -> Reaped:
     """Remove the containers and socket directories of dead owners. `now` is in seconds since 1970."""
     removed: list[str] = []
-    for container in await engine.containers(OWNER_PID):
+    try:
+        containers = await engine.containers(OWNER_PID)
+    except ProviderUnavailable as exc:
+        log.warning("containers were not looked at: %s", exc.message)
+        containers = []
+    for container in containers:
         if not is_leftover(container.labels, now_seconds=now()):
             continue
         try:

@@ -6,6 +6,7 @@ Pure: from a `SandboxSpec` and facts about the host to bytes (`native/box.c` doc
 from __future__ import annotations
 
 import enum
+import functools
 import os
 import struct
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 
 from rock.errors import BadUser
 from rock.sandbox import host_view
-from rock.sandbox.base import SandboxSpec
+from rock.sandbox.base import Limits, SandboxSpec
 from rock.sandbox.box.channel_sandbox import AGENT_HOME, AGENT_NAME, AGENT_UID
 from rock.sandbox.channel import frames
 
@@ -49,6 +50,7 @@ class Step:
     text: str = ""
     mode: int = 0
 
+    @functools.lru_cache(maxsize=1024)  # noqa: B019 - steps are values; most are those of every box
     def encode(self) -> bytes:
         return b"".join(
             (
@@ -96,7 +98,7 @@ def ids_for_user(wanted: str | None, uid: int, gid: int) -> Ids:
 
 
 def encode(spec: SandboxSpec, ids: Ids, steps: Sequence[Step]) -> bytes:
-    """The specification. Files get seven eighths of the memory: a full disk is better than a kill."""
+    """The specification."""
     flags = _OWN_NETWORK * (spec.network != "full") | _BY_ROOT * ids.by_root
     inside = 0 if ids.by_root else ids.uid
     inside_gid = 0 if ids.by_root else ids.gid
@@ -105,7 +107,7 @@ def encode(spec: SandboxSpec, ids: Ids, steps: Sequence[Step]) -> bytes:
             struct.pack("<III", flags, ids.uid, ids.gid),
             struct.pack("<III", inside, ids.outside_uid, ids.count),
             struct.pack("<III", inside_gid, ids.outside_gid, ids.count),
-            struct.pack("<QQ", (spec.limits.memory_bytes or 0) * 7 // 8, ROOT_INODES),
+            struct.pack("<QQ", _files_bytes(spec.limits), ROOT_INODES),
             struct.pack("<Q", round(spec.lifetime_seconds * 1000)),
             frames.text(HOSTNAME.encode()),
             frames.u32(len(steps)),
@@ -162,3 +164,9 @@ def _device_steps() -> list[Step]:
     ]
     steps += [Step(StepKind.LINK, f"/dev/{name}", to) for name, to in host_view.DEVICE_LINKS]
     return steps
+
+
+def _files_bytes(limits: Limits) -> int:
+    """Room for files; 0 is no bound. Seven eighths of the memory: a full disk is better than a kill."""
+    bounds = [limits.disk_bytes, limits.memory_bytes and limits.memory_bytes * 7 // 8]
+    return min((bound for bound in bounds if bound), default=0)

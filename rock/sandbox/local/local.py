@@ -26,13 +26,15 @@ from pathlib import Path
 
 from rock import process
 from rock.errors import ConfigError, ProviderUnavailable, SandboxError
-from rock.sandbox.base import Availability, Provider, SandboxSpec
+from rock.sandbox import rundir
+from rock.sandbox.base import IMAGE_USER, Availability, Provider, Sandbox, SandboxSpec
 from rock.sandbox.box.box_state import BoxState
 from rock.sandbox.box.channel_sandbox import ChannelSandbox, common_rlimits
-from rock.sandbox.box.layering import LocalLayers
+from rock.sandbox.box.layering import LocalLayer, LocalLayers
 from rock.sandbox.box.stateful import NETWORKS, Box, Enforced, StatefulSandbox
-from rock.sandbox.capacity import LOCAL_COST, Admission
-from rock.sandbox.channel.channel import Channel, connect_by_control
+from rock.sandbox.capacity import LOCAL_COST, Admission, own_trouble
+from rock.sandbox.channel.channel import Channel
+from rock.sandbox.channel.connect import connect_by_control
 from rock.sandbox.command import Death, DeathCause
 from rock.sandbox.ending import to_the_end
 from rock.sandbox.helper import helper_path
@@ -40,11 +42,15 @@ from rock.sandbox.local import box_spec, cgroups
 from rock.sandbox.local.box_spec import Ids, Step
 from rock.sandbox.local.cgroups import Group
 from rock.sandbox.mount_rules import check_spec
+from rock.sandbox.owner import wall_seconds
 from rock.sandbox.state import Capability, ResetTier, Snapshot
 
 _START_SECONDS = 30.0
 _STOP_SECONDS = 15.0
 _DIAGNOSE_SECONDS = 2.0
+_GROUP_SECONDS = 2.0
+_HARNESS_FILES = 512
+_FEWEST_FILES = 64
 _KILLED = 128 + signal.SIGKILL
 """How the process outside tells of a PID 1 that was killed."""
 _SWITCHES = (
@@ -71,12 +77,21 @@ class LocalProvider(Provider):
 
     name = "local"
 
-    def __init__(self, *, admission: Admission | None = None) -> None:
-        """`admission` says when this machine is full; by default what it measures."""
+    def __init__(self, *, admission: Admission | None = None, base: Path | None = None) -> None:
+        """`admission` says when this machine is full; by default what it measures.
+
+        `base` is where the logs of its sandboxes are written, by default this user's directory.
+        """
         self._sandboxes: dict[str, StatefulSandbox] = {}
         self._admission = admission or Admission(LOCAL_COST, Path("/"))
+        self._kept: set[LocalLayer] = set()
+        """Of sandboxes and snapshots; a snapshot ends with its provider."""
         self._closed = False
+        _raise_open_files()
         cgroups.remove_leftovers()
+        self._base = base or rundir.default_base()
+        self._logs = rundir.LogFolder(self._base)
+        self._cleaned = False
         self._slots = random.Random(secrets.randbits(64))
         self._ids_of: dict[str, Ids] = {}
 
@@ -106,21 +121,33 @@ class LocalProvider(Provider):
         self._check_open()
         check_spec(spec)
         spec = _with_image_path(spec)
-        ids = self._choose_ids(spec, snapshot)
-        resolv_conf = _host_resolv_conf() if spec.network == "full" else ""
-        steps = box_spec.root_steps(spec, resolv_conf=resolv_conf)
-        with self._admission:
-            return await self._make(spec, ids, steps, snapshot)
+        if spec.user == IMAGE_USER:
+            spec = replace(spec, user="root" if spec.image else None)
+        try:
+            ids = self._choose_ids(spec, snapshot)
+            resolv_conf = _host_resolv_conf() if spec.network == "full" else ""
+            steps = box_spec.root_steps(spec, resolv_conf=resolv_conf)
+            with self._admission:
+                return await self._make(spec, ids, steps, snapshot)
+        except OSError as exc:
+            raise own_trouble(exc, "make a sandbox") from exc
 
     async def _make(
         self, spec: SandboxSpec, ids: Ids, steps: Sequence[Step], snapshot: Snapshot | None
     ) -> ChannelSandbox:
+        self._clean()
         sandbox_id = secrets.token_hex(6)
-        box = _Box(cgroups.make(sandbox_id, spec.limits))
+        group = cgroups.make(sandbox_id, spec.limits)
+        try:
+            box = _Box(group)
+        except OSError:
+            group.remove()
+            raise
+        log = self._logs.of(sandbox_id)
         try:
             await box.start(box_spec.encode(spec, ids, steps))
             channel = Channel(connect_by_control(box.control))
-            layers = LocalLayers(channel)
+            layers = LocalLayers(channel, self._kept)
             made_of = _made_of(spec, ids)
             self._ids_of[made_of] = ids
             made = Box(
@@ -134,14 +161,17 @@ class LocalProvider(Provider):
             sandbox = ChannelSandbox(
                 made,
                 spec,
-                rlimits=_rlimits(spec),
+                rlimits=_rlimits(spec, by_root=ids.by_root),
                 enforced=_enforced(spec, box.group.enforced),
                 replacement=self._replace,
+                log=log,
             )
             await sandbox.prepare(snapshot)
             self._check_open()
         except BaseException:  # whatever it was, also a cancellation, nothing may be left
             await to_the_end(box.stop())
+            if log is not None:
+                log.remove()
             raise
         self._sandboxes[sandbox_id] = sandbox
         return sandbox
@@ -151,7 +181,21 @@ class LocalProvider(Provider):
         await to_the_end(self._close())
 
     async def _close(self) -> None:
-        await asyncio.gather(*(sandbox.stop() for sandbox in list(self._sandboxes.values())))
+        try:
+            await asyncio.gather(*(sandbox.stop() for sandbox in list(self._sandboxes.values())))
+        finally:
+            for layer in list(self._kept):
+                layer.take_tree()
+            self._logs.close()
+
+    def sandboxes(self) -> list[Sandbox]:
+        return list(self._sandboxes.values())
+
+    def _clean(self) -> None:
+        """Once: the logs of harnesses that are gone."""
+        if not self._cleaned:
+            self._cleaned = True
+            rundir.remove_orphans(self._base, "log", now_seconds=wall_seconds())
 
     async def _replace(self, sandbox: StatefulSandbox) -> tuple[StatefulSandbox, ResetTier]:
         return await self.create(sandbox.spec), ResetTier.REBUILD
@@ -239,7 +283,10 @@ class _Box:
         self._far_end.close()
         if self._process is not None:
             await process.stop(self._process, grace_seconds=_STOP_SECONDS)
-        self.group.remove()
+        # A process that was waited for may be in its group for a moment more.
+        deadline = time.monotonic() + _GROUP_SECONDS
+        while not self.group.remove() and time.monotonic() < deadline:  # noqa: ASYNC110 (no event)
+            await asyncio.sleep(0.01)
 
 
 def _owns_all_ids() -> bool:
@@ -265,9 +312,24 @@ def _made_of(spec: SandboxSpec, ids: Ids) -> str:
     return f"local-{hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}"
 
 
-def _rlimits(spec: SandboxSpec) -> tuple[tuple[int, int], ...]:
-    """Processes are counted per user of the sandbox, memory per process: all that needs no cgroup."""
-    pairs = list(common_rlimits(spec.limits))
+def _raise_open_files() -> None:
+    """As far as this process may: each sandbox needs some, and `_rlimits` wants to be below."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _rlimits(spec: SandboxSpec, *, by_root: bool) -> tuple[tuple[int, int], ...]:
+    """Processes are counted per user of the sandbox, memory per process: all that needs no cgroup.
+
+    The kernel lets a user have as many descriptors on their way through sockets as the sender may have
+    open. Not started by root, sandboxes share that count with the harness, so they may have fewer.
+    """
+    limits = spec.limits
+    if not by_root:
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        bound = max(_FEWEST_FILES, soft - _HARNESS_FILES)
+        limits = replace(limits, open_files=min(limits.open_files or bound, bound))
+    pairs = list(common_rlimits(limits))
     if spec.limits.pids is not None:
         pairs.append((resource.RLIMIT_NPROC, spec.limits.pids))
     if spec.limits.memory_bytes is not None:
@@ -279,16 +341,20 @@ def _enforced(spec: SandboxSpec, grouped: frozenset[Capability]) -> Enforced:
     """Files are bounded by the size of the sandbox's tmpfs, so a bound on memory is one on disk."""
     limits = spec.limits
     found, missing = set(grouped), list[str]()
-    if limits.memory_bytes is not None:
+    if limits.memory_bytes is not None or limits.disk_bytes is not None:
         found.add(Capability.DISK_LIMIT)
-        if Capability.MEMORY_LIMIT not in grouped:
-            missing.append(
-                "memory_bytes bounds each process and the files, not all processes together"
-            )
+    if limits.disk_bytes is not None:
+        missing.append(
+            "disk_bytes bounds what is written after each snapshot, not all of it together"
+        )
+    if limits.memory_bytes is not None and Capability.MEMORY_LIMIT not in grouped:
+        missing.append("memory_bytes bounds each process and the files, not all processes together")
     if limits.pids is not None and Capability.PIDS_LIMIT not in grouped:
         missing.append("pids bounds the processes of each user inside, not all together")
     if limits.cpus is not None and Capability.CPU_LIMIT not in grouped:
         missing.append("cpus is not enforced")
+    if os.statvfs("/proc/sys").f_flag & os.ST_RDONLY:
+        missing.append("inotify instances are shared with other sandboxes: /proc/sys is read-only")
     return Enforced(frozenset(found | NETWORKS), tuple(missing))
 
 

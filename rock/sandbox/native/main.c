@@ -9,7 +9,8 @@
  *   rock-init local --spec-fd N --control-fd N [--cgroup-fd N]... [--oom-fd N]
  *       Make a rootless sandbox from a specification (box.c), then serve inside it as PID 1.
  *   rock-init keep --control-fd N
- *       Serve on the host, as root, what is done to containers from outside (ATTACH, layers.c).
+ *       Serve on the host, as root, what is done to containers from outside (ATTACH, layers.c; STORE,
+ *       storage.c).
  *
  * Order to read: wire.c (protocol), serve.c (the loop), exec.c (one command), files.c and tree.c,
  * harden.c, box.c and mounts.c, sweep.c, layers.c and replace.c. A request runs in a process of its
@@ -121,6 +122,7 @@ int main(int argc, char **argv) {
     if (!strcmp(mode, "keep") && control >= 0) {
         struct serving keeping = {.listener = NO_FD, .control = control};
         fcntl(control, F_SETFD, FD_CLOEXEC);
+        keep_own_mounts();
         return serve(&keeping);
     }
     if (!strcmp(mode, "mux")) return run_mux(0, 1);

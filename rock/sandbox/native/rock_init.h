@@ -38,6 +38,8 @@ enum request_type {
     REQ_ADOPT = 'A',
     REQ_PREPARE = 'Y',
     REQ_ATTACH = 'J',
+    REQ_STORE = 'j',  /* a bounded place for layers; storage.c */
+    REQ_UNSTORE = 'k',
     REQ_LOOK = 'g',   /* which processes there are */
     REQ_MUX = 'm',    /* from now on this connection carries many; see mux.c */
 };
@@ -169,6 +171,9 @@ int handle_tree(int conn, const struct frame *frame);
 int handle_adopt(int conn, const struct frame *frame);
 int handle_prepare(int conn, const struct frame *frame);
 int handle_attach(int conn, const struct frame *frame);
+int handle_store(int conn, const struct frame *frame);
+int handle_unstore(int conn, const struct frame *frame);
+void keep_own_mounts(void); /* storage.c: of the keeper, which alone may STORE */
 
 /* files.c, for tree.c too. */
 int make_parents(const char *path, const struct account *owner); /* a directory fd, or -1 */

@@ -87,6 +87,8 @@ static int handle(int conn) {
     case REQ_ADOPT: return handle_adopt(conn, &frame);
     case REQ_PREPARE: return handle_prepare(conn, &frame);
     case REQ_ATTACH: return handle_attach(conn, &frame);
+    case REQ_STORE: return handle_store(conn, &frame);
+    case REQ_UNSTORE: return handle_unstore(conn, &frame);
     case REQ_LOOK: return handle_look(conn, &frame);
     case REQ_MUX: return run_mux(conn, conn);
     default: return reply_error(conn, STAGE_REQUEST, ENOSYS, "unknown request type") ? 1 : 0;

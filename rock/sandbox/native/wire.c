@@ -28,6 +28,7 @@
  *     SWAP   u32 new layer | u32 n, n u32 layers below; DONE texts already in it     DROP, TREE  u32 layer
  *     ADOPT  u32 layer; descriptor: its mount
  *     PREPARE  text storage | texts below; FD a root      ATTACH  descriptors: root, mount namespace, mountinfo
+ *     STORE  text file | text directory          UNSTORE  text directory
  *     DIR, FILE  text path | u32 mode   LINK  text path | text destination   DATA  bytes to the end
  *     STARTED u32 pid in the sandbox
  *     LOOK's  DONE u32 n, n times (u32 pid | u32 parent | u32 uid | u8 state | u64 CPU ms |

@@ -10,12 +10,13 @@ import asyncio
 import builtins
 import functools
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlencode
 
-import aiohttp
-
-from rock.errors import NotSupported, ProviderUnavailable, RockError, SandboxDied, SandboxError
+from rock.errors import NotSupported, ProviderUnavailable, RockError, SandboxError
 from rock.sandbox import api
 from rock.sandbox.base import (
     DEFAULT_DIFF_ENTRIES,
@@ -27,115 +28,26 @@ from rock.sandbox.base import (
 from rock.sandbox.box.box_state import BoxState
 from rock.sandbox.box.channel_sandbox import ChannelSandbox, Identity
 from rock.sandbox.box.stateful import NETWORKS, Box, Enforced
+from rock.sandbox.box.variables import EnvChanges, changed
 from rock.sandbox.channel.channel import Channel
 from rock.sandbox.channel.mux import MuxConnector
+from rock.sandbox.channel.recorder import Recorder
 from rock.sandbox.command import Death, DeathCause
 from rock.sandbox.ending import to_the_end
+from rock.sandbox.logs import LogEntry, LogPage
+from rock.sandbox.remote.asking import REMEDY, Api
+from rock.sandbox.remote.notes import Notes
 from rock.sandbox.state import Capability, Changes, Held, ResetReceipt, Snapshot
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
-_CALL_SECONDS = 120.0
 _BEATS_PER_LEASE = 4
-REMEDY = "start one with `rock sandbox serve`, and give its address and its key"
-
-
-class _Api:
-    """Requests to one server."""
-
-    def __init__(self, url: str, key: str) -> None:
-        self.url = url.rstrip("/")
-        self._headers = {"Authorization": f"Bearer {key}"}
-        self._session: aiohttp.ClientSession | None = None
-
-    @property
-    def session(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            timeout = aiohttp.ClientTimeout(total=_CALL_SECONDS)
-            connector = aiohttp.TCPConnector(limit=0)
-            self._session = aiohttp.ClientSession(
-                headers=self._headers, timeout=timeout, connector=connector
-            )
-        return self._session
-
-    async def ask(self, method: str, path: str, kind: type[T], body: object = None) -> T:
-        """Raises the error that the server answers with, or `ProviderUnavailable`."""
-        data = None if body is None else api.encode(body)
-        try:
-            async with self.session.request(method, self.url + path, data=data) as answer:
-                content = await answer.read()
-        except (aiohttp.ClientError, TimeoutError) as exc:
-            raise ProviderUnavailable(
-                f"no sandbox server answers at {self.url} ({exc}); {REMEDY}"
-            ) from exc
-        if answer.status >= 400:
-            raise api.error_of(answer.status, content)
-        return api.decode(content, kind)
-
-    async def channel(self, sandbox_id: str) -> SocketStream:
-        try:
-            socket = await self.session.ws_connect(
-                f"{self.url}/v1/sandboxes/{sandbox_id}/channel",
-                max_msg_size=0,
-                heartbeat=30.0,
-            )
-        except aiohttp.WSServerHandshakeError as exc:
-            raise SandboxDied(f"the sandbox is gone (status {exc.status})") from exc
-        except (aiohttp.ClientError, TimeoutError) as exc:
-            raise SandboxDied(f"its server does not answer: {exc}") from exc
-        return SocketStream(socket)
-
-    async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
-
-
-class SocketStream:
-    """A `mux.ByteStream` on a WebSocket. What is written is sent in order by a task."""
-
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        self._socket = socket
-        self._queue: asyncio.Queue[bytes] = asyncio.Queue()
-        self._sending = asyncio.ensure_future(self._send())
-
-    async def read(self) -> bytes:
-        while True:
-            message = await self._socket.receive()
-            if message.type is aiohttp.WSMsgType.BINARY:
-                return message.data
-            if message.type in (
-                aiohttp.WSMsgType.CLOSE,
-                aiohttp.WSMsgType.CLOSING,
-                aiohttp.WSMsgType.CLOSED,
-                aiohttp.WSMsgType.ERROR,
-            ):
-                return b""
-
-    def write(self, data: bytes) -> None:
-        self._queue.put_nowait(data)
-
-    async def _send(self) -> None:
-        try:
-            while True:
-                data = bytearray(await self._queue.get())
-                while not self._queue.empty():
-                    data += self._queue.get_nowait()
-                await self._socket.send_bytes(bytes(data))
-        except (aiohttp.ClientError, ConnectionError) as exc:
-            log.debug("a sandbox's stream has broken: %s", exc)
-
-    async def close(self) -> None:
-        self._sending.cancel()
-        await asyncio.gather(self._sending, return_exceptions=True)
-        await self._socket.close()
 
 
 class _Snapshots:
     """Snapshots that the server keeps for one provider, each until it is released here."""
 
-    def __init__(self, server: _Api, lease_seconds: float) -> None:
+    def __init__(self, server: Api, lease_seconds: float) -> None:
         self._server = server
         self._lease_seconds = lease_seconds
         self.kept: set[str] = set()
@@ -185,7 +97,12 @@ class RemoteSandbox(ChannelSandbox):
     """A sandbox elsewhere: its state is its server's to change."""
 
     def __init__(
-        self, server: _Api, info: api.SandboxInfo, box: Box, snapshots: _Snapshots
+        self,
+        server: Api,
+        info: api.SandboxInfo,
+        box: Box,
+        snapshots: _Snapshots,
+        env_changes: EnvChanges,
     ) -> None:
         profile = info.profile
         super().__init__(
@@ -205,11 +122,50 @@ class RemoteSandbox(ChannelSandbox):
         self.identity = Identity(profile.user, profile.home)
         self._server = server
         self._snapshots = snapshots
+        self.env_changes = env_changes
+        self._notes = Notes(functools.partial(self._send_notes, info.id))
+        self.recorder = Recorder(self._notes, "client")
+
+    async def _send_notes(self, sandbox_id: str, entries: list[LogEntry]) -> None:
+        path = f"/v1/sandboxes/{sandbox_id}/log"
+        await self._server.ask("POST", path, dict[str, Any], api.Notes(entries=entries))
+
+    async def detach(self) -> None:
+        await self._notes.close()
+        await super().detach()
+
+    def drop_notes(self) -> None:
+        """Tell its log no more."""
+        self._notes.drop()
+
+    async def stop(self) -> None:
+        self._notes.drop()
+        await super().stop()
+
+    async def read_log(
+        self, *, after: str = "", tail: int | None = None, wait_seconds: float = 0.0
+    ) -> LogPage:
+        await self._notes.flush()
+        query = {"after": after, "wait_seconds": f"{wait_seconds:g}"}
+        if tail is not None:
+            query["tail"] = str(tail)
+        path = f"/v1/sandboxes/{self.id}/log?{urlencode(query)}"
+        return await self._server.ask("GET", path, LogPage)
+
+    async def set_env(self, changes: Mapping[str, str | None]) -> None:
+        self._check_not_stopped()
+        changed(self.env_changes, changes)  # what is wrong with them is said here, too
+        path = f"/v1/sandboxes/{self.id}/env"
+        asked = api.EnvRequest(changes=dict(changes))
+        found = await self._server.ask("PATCH", path, api.Variables, asked)
+        self.env_changes.clear()
+        self.env_changes.update(found.changes)
 
     async def reset(self) -> ResetReceipt:
         self._check_not_stopped()
         receipt = await self._server.ask("POST", f"/v1/sandboxes/{self.id}/reset", ResetReceipt)
         self.state.paused = False
+        self.env_changes.clear()
         return _over_a_stream(receipt)
 
     async def set_network(
@@ -275,8 +231,11 @@ class RemoteProvider(Provider):
 
     name = "remote"
 
-    def __init__(self, url: str, key: str, *, lease_seconds: float = 60.0) -> None:
-        self._server = _Api(url, key)
+    def __init__(
+        self, url: str, key: str, *, lease_seconds: float = 60.0, socket: Path | None = None
+    ) -> None:
+        """`socket` is a unix socket on which the server of `url` is reached (`door`)."""
+        self._server = Api(url, key, socket)
         self._lease_seconds = lease_seconds
         self._sandboxes: dict[str, RemoteSandbox] = {}
         self._snapshots = _Snapshots(self._server, lease_seconds)
@@ -337,7 +296,8 @@ class RemoteProvider(Provider):
 
     def attach(self, info: api.SandboxInfo) -> RemoteSandbox:
         """A handle on a sandbox of the server; `stop` stops it there."""
-        stream = MuxConnector(functools.partial(self._server.channel, info.id))
+        env_changes: EnvChanges = dict(info.profile.env_changes)
+        stream = MuxConnector(functools.partial(self._server.channel, info.id, env_changes))
         channel = Channel(stream)
         box = Box(
             id=info.id,
@@ -346,7 +306,10 @@ class RemoteProvider(Provider):
             remove=functools.partial(self._stop, info.id, stream),
             diagnose=functools.partial(self._diagnose, info.id),
         )
-        return RemoteSandbox(self._server, info, box, self._snapshots)
+        return RemoteSandbox(self._server, info, box, self._snapshots, env_changes)
+
+    def sandboxes(self) -> builtins.list[Sandbox]:
+        return builtins.list(self._sandboxes.values())
 
     async def snapshots(self) -> builtins.list[api.SnapshotInfo]:
         """Every snapshot that the server keeps, for whomever."""
@@ -377,6 +340,7 @@ class RemoteProvider(Provider):
         """Renew nothing any more and close every stream, as a process that is killed does."""
         await self._stop_beating()
         for sandbox in self._sandboxes.values():
+            sandbox.drop_notes()
             await sandbox.channel.close()
         await self._server.close()
 

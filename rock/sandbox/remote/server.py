@@ -11,11 +11,10 @@ import asyncio
 import contextlib
 import hmac
 import logging
-import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from typing import TypeVar
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
@@ -24,6 +23,7 @@ from rock.errors import (
     BadRequest,
     ConfigError,
     NotFound,
+    PayloadTooLarge,
     RockError,
     SandboxDied,
     SandboxError,
@@ -33,46 +33,48 @@ from rock.sandbox import api
 from rock.sandbox.base import Provider, SandboxSpec
 from rock.sandbox.box.channel_sandbox import ChannelSandbox
 from rock.sandbox.command import Overflow
+from rock.sandbox.remote.served import Book, OwnBook, Served, get
 from rock.sandbox.remote.snapshot_book import SnapshotBook
 
 log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 256 * 1024 * 1024
+MAX_WAIT_SECONDS = 30.0
+MAX_NOTES = 10_000
 _SWEEP_SECONDS = 1.0
+Number = TypeVar("Number", int, float)
 _RELAY_BYTES = 256 * 1024
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-@dataclass
-class _Served:
-    """One sandbox and its client's lease."""
-
-    sandbox: ChannelSandbox
-    lease_seconds: float
-    born: float = field(default_factory=time.monotonic)
-    seen: float = field(default_factory=time.monotonic)
-    channels: int = 0
-
-    def expired(self, now: float) -> bool:
-        return (
-            bool(self.lease_seconds) and not self.channels and now - self.seen > self.lease_seconds
-        )
 
 
 class SandboxServer:
     """The application. `async with`; leaving it stops every sandbox that it made."""
 
-    def __init__(self, provider: Provider, *, key: str, allow_mounts: bool = False) -> None:
+    def __init__(
+        self,
+        provider: Provider,
+        *,
+        key: str | None,
+        allow_mounts: bool = False,
+        book: Book | None = None,
+        max_body_bytes: int = MAX_BODY_BYTES,
+    ) -> None:
+        """`key` None asks nobody for one: for a socket that only its user can reach.
+
+        `book` says whose sandboxes these are; with one given, the provider is somebody else's to close.
+        """
         self._provider = provider
         self._key = key
         self._allow_mounts = allow_mounts
-        self._served: dict[str, _Served] = {}
+        self._max_body_bytes = max_body_bytes
+        self._owns_provider = book is None
+        self._served = book or OwnBook()
         self._snapshots = SnapshotBook(time.monotonic)
         self._sockets: set[web.WebSocketResponse] = set()
         self._sweeping: asyncio.Task[None] | None = None
 
     def app(self) -> web.Application:
-        app = web.Application(middlewares=[self._checked], client_max_size=MAX_BODY_BYTES)
+        app = web.Application(middlewares=[self._checked], client_max_size=self._max_body_bytes)
         app.on_shutdown.append(self._hang_up)
         one = "/v1/sandboxes/{id}"
         app.add_routes(
@@ -84,6 +86,10 @@ class SandboxServer:
                 web.get(one, self._show),
                 web.delete(one, self._stop),
                 web.post(f"{one}/exec", self._exec),
+                web.get(f"{one}/log", self._log),
+                web.post(f"{one}/log", self._note),
+                web.get(f"{one}/env", self._env),
+                web.patch(f"{one}/env", self._change_env),
                 web.get(f"{one}/processes", self._processes),
                 web.get(f"{one}/file", self._read),
                 web.put(f"{one}/file", self._write),
@@ -111,10 +117,17 @@ class SandboxServer:
         if self._sweeping is not None:
             self._sweeping.cancel()
             await asyncio.gather(self._sweeping, return_exceptions=True)
-        await self._provider.close()
+        self._snapshots.drop_all()
+        if self._owns_provider:
+            await self._provider.close()
 
     async def _hang_up(self, app: web.Application) -> None:
-        """Streams have no end of their own that a shutdown could wait for."""
+        """Streams have no end of their own that a shutdown could wait for; commands may have a late one.
+
+        A client that waits for a command is told that its sandbox has died.
+        """
+        if self._owns_provider:
+            await asyncio.gather(*(self._forget(name) for name, _ in self._served))
         for socket in list(self._sockets):
             await socket.close(code=WSCloseCode.GOING_AWAY)
 
@@ -124,13 +137,13 @@ class SandboxServer:
             await asyncio.sleep(_SWEEP_SECONDS)
             self._snapshots.drop_expired()
             now = time.monotonic()
-            for name, served in list(self._served.items()):
+            for name, served in self._served:
                 if served.expired(now):
                     log.info("sandbox %s is stopped: its client is gone", name)
                     await self._forget(name)
 
     async def _forget(self, name: str) -> None:
-        served = self._served.pop(name, None)
+        served = self._served.forget(name)
         if served is not None:
             try:
                 await served.sandbox.stop()
@@ -141,28 +154,43 @@ class SandboxServer:
     async def _checked(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """The key first; then errors as JSON, as long as nothing was sent."""
         try:
-            given = request.headers.get("Authorization", "").removeprefix("Bearer ").encode()
-            if not hmac.compare_digest(given, self._key.encode()):
-                raise Unauthorized("the key is missing or wrong (Authorization: Bearer KEY)")
+            self._check_key(request)
             return await handler(request)
         except RockError as exc:
-            cause = exc.cause if isinstance(exc, SandboxDied) else None
-            body = api.ErrorBody(code=exc.code, message=exc.message, cause=cause)
-            return _json(body, status=exc.status)
+            return _refusal(exc, exc.status)
+        except web.HTTPException as exc:  # the library's own: no such path, a body too large
+            if exc.status < 400:
+                raise
+            return _refusal(self._as_ours(exc), exc.status)
 
-    def _of(self, request: web.Request) -> _Served:
-        served = self._served.get(request.match_info["id"])
-        if served is None:
-            raise NotFound(f"there is no sandbox {request.match_info['id']}")
-        served.seen = time.monotonic()
+    def _as_ours(self, error: web.HTTPException) -> RockError:
+        if error.status == 404:
+            return NotFound("there is no such path; GET /openapi.json lists them")
+        if error.status == 413:
+            return PayloadTooLarge(f"the body is over {self._max_body_bytes} bytes")
+        return BadRequest(f"{error.reason}; GET /openapi.json says what is taken")
+
+    def _check_key(self, request: web.Request) -> None:
+        if self._key is None:
+            return
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ").encode()
+        if not hmac.compare_digest(given, self._key.encode()):
+            raise Unauthorized("the key is missing or wrong (Authorization: Bearer KEY)")
+
+    def _of(self, request: web.Request, *, renews: bool = True) -> Served:
+        """The sandbox that a request is about; who asks for it renews its lease."""
+        served = get(self._served, request.match_info["id"])
+        if renews:
+            served.seen = time.monotonic()
         return served
 
-    def _info(self, name: str, served: _Served) -> api.SandboxInfo:
+    def _info(self, name: str, served: Served) -> api.SandboxInfo:
         return api.info_of(
             served.sandbox,
             sandbox_id=name,
             provider=self._provider.name,
-            age_seconds=time.monotonic() - served.born,
+            age_seconds=time.monotonic() - served.sandbox.born,
+            box=served.sandbox.id,
         )
 
     async def _document(self, request: web.Request) -> web.Response:
@@ -176,24 +204,25 @@ class SandboxServer:
                 available=found.available,
                 detail=found.detail,
                 remedy=found.remedy,
-                sandboxes=len(self._served),
+                sandboxes=len(list(self._served)),
             )
         )
 
     async def _list(self, request: web.Request) -> web.Response:
-        return _json([self._info(name, served) for name, served in self._served.items()])
+        return _json([self._info(name, served) for name, served in self._served])
 
     async def _create(self, request: web.Request) -> web.Response:
         asked = api.decode(await request.read(), api.CreateRequest)
+        self._served.check_may_create()
         self._check_mounts(asked.spec)
         kept = None if asked.snapshot is None else self._snapshots.get(asked.snapshot).snapshot
         sandbox = await self._provider.create(asked.spec, snapshot=kept)
         if not isinstance(sandbox, ChannelSandbox):
             await sandbox.stop()
             raise SandboxError(f"the provider {self._provider.name} cannot be served")
-        name = secrets.token_hex(8)
-        self._served[name] = _Served(sandbox, asked.lease_seconds)
-        return _json(self._info(name, self._served[name]))
+        sandbox.recorder.by = "server"
+        served = Served(sandbox, asked.lease_seconds)
+        return _json(self._info(self._served.add(served), served))
 
     def _check_mounts(self, spec: SandboxSpec) -> None:
         if spec.mounts and not self._allow_mounts:
@@ -222,6 +251,37 @@ class SandboxServer:
         served.seen = time.monotonic()
         return _json(result)
 
+    async def _log(self, request: web.Request) -> web.Response:
+        # Whoever watches a sandbox does not keep it.
+        sandbox = self._of(request, renews=False).sandbox
+        tail = _number(request, "tail", int)
+        wait = min(_number(request, "wait_seconds", float) or 0.0, MAX_WAIT_SECONDS)
+        after = request.query.get("after", "")
+        return _json(await sandbox.read_log(after=after, tail=tail, wait_seconds=wait))
+
+    async def _note(self, request: web.Request) -> web.Response:
+        notes = api.decode(await request.read(), api.Notes)
+        sink = self._of(request).sandbox.recorder.sink
+        for entry in notes.entries[:MAX_NOTES]:
+            sink.add(api.bounded(entry))
+        return _json({})
+
+    async def _env(self, request: web.Request) -> web.Response:
+        return _json(_variables(self._of(request).sandbox))
+
+    async def _change_env(self, request: web.Request) -> web.Response:
+        asked = api.decode(await request.read(), api.EnvRequest)
+        served = self._of(request)
+        await served.sandbox.set_env(asked.changes)
+        await self._tell_env(served)
+        return _json(_variables(served.sandbox))
+
+    async def _tell_env(self, served: Served) -> None:
+        """Every client builds the environment of its commands by itself."""
+        for socket in list(served.sockets):
+            with contextlib.suppress(ConnectionError, RuntimeError):  # it is closing
+                await socket.send_str(_changes(served.sandbox))
+
     async def _processes(self, request: web.Request) -> web.Response:
         return _json(await self._of(request).sandbox.list_processes())
 
@@ -246,7 +306,10 @@ class SandboxServer:
         return _json({})
 
     async def _reset(self, request: web.Request) -> web.Response:
-        return _json(await self._of(request).sandbox.reset())
+        served = self._of(request)
+        receipt = await served.sandbox.reset()
+        await self._tell_env(served)
+        return _json(receipt)
 
     async def _diff(self, request: web.Request) -> web.Response:
         return _json(await self._of(request).sandbox.diff())
@@ -295,10 +358,11 @@ class SandboxServer:
         conn = await served.sandbox.channel.tunnel()
         loop = asyncio.get_running_loop()
         socket = web.WebSocketResponse(max_msg_size=0, heartbeat=30.0)
-        served.channels += 1
+        served.sockets.add(socket)
         self._sockets.add(socket)
         try:
             await socket.prepare(request)
+            await socket.send_str(_changes(served.sandbox))
 
             async def out() -> None:
                 with contextlib.suppress(OSError):
@@ -319,13 +383,40 @@ class SandboxServer:
         finally:
             conn.close()
             self._sockets.discard(socket)
-            served.channels -= 1
+            served.sockets.discard(socket)
             served.seen = time.monotonic()
         return socket
 
 
 def _json(value: object, *, status: int = 200) -> web.Response:
     return web.Response(body=api.encode(value), status=status, content_type="application/json")
+
+
+def _refusal(error: RockError, status: int) -> web.Response:
+    cause = error.cause if isinstance(error, SandboxDied) else None
+    body = api.ErrorBody(code=error.code, message=error.message, cause=cause)
+    return _json(body, status=status)
+
+
+def _variables(sandbox: ChannelSandbox) -> api.Variables:
+    return api.Variables(variables=sandbox.environment(), changes=dict(sandbox.env_changes))
+
+
+def _changes(sandbox: ChannelSandbox) -> str:
+    return api.encode(api.EnvRequest(changes=dict(sandbox.env_changes))).decode()
+
+
+def _number(request: web.Request, name: str, kind: Callable[[str], Number]) -> Number | None:
+    text = request.query.get(name)
+    if text is None:
+        return None
+    try:
+        found = kind(text)
+    except ValueError:
+        found = None
+    if found is None or not 0 <= found < 1e9:
+        raise BadRequest(f"{name}: got {text[:40]!r}, expected a number from 0", param=name)
+    return found
 
 
 def _path(request: web.Request) -> str:

@@ -65,5 +65,9 @@ class SnapshotBook:
             if kept.lease_seconds and now - kept.seen > kept.lease_seconds:
                 self.drop(name)
 
+    def drop_all(self) -> None:
+        for name in list(self._kept):
+            self.drop(name)
+
     def __iter__(self) -> Iterator[tuple[str, KeptSnapshot]]:
         return iter(list(self._kept.items()))

@@ -19,6 +19,7 @@ from rock.testing.sandbox_conformance import (
     files,
     isolation,
     networks,
+    records,
     running,
     shells,
     states,
@@ -35,6 +36,7 @@ CHECKS: tuple[Check, ...] = (
     *networks.CHECKS,
     *escapes.CHECKS,
     *states.CHECKS,
+    *records.CHECKS,
 )
 
 __all__ = ["CHECKS", "Check", "Subject"]

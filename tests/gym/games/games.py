@@ -59,6 +59,48 @@ class Counter(gymnasium.Env[Any, Any]):
         return f"count {self._count}"
 
 
+class Odd(Counter):
+    """Does in each step what `how` says: nothing of it may hang, or be taken for another answer."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self._how = how
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        seen = super().step(0)
+        self._do()
+        if self._how == "recurses":
+            return self.step(action)
+        if self._how == "answers without end":
+            return np.zeros(12_000_000), *seen[1:]
+        if self._how == "returns four":
+            return seen[:4]  # type: ignore[return-value]  # pyright: ignore[reportReturnType] - it is wrong
+        return seen[0], "one" if self._how == "rewards with text" else 1.0, *seen[2:]
+
+    def _do(self) -> None:
+        match self._how:
+            case "exits":
+                raise SystemExit(3)
+            case "exits at once":
+                os._exit(0)
+            case "floods its output":
+                for _ in range(500):
+                    os.write(1, b"x" * 100_000)
+            case "leaves a child":
+                if os.fork() == 0:
+                    time.sleep(300)
+            case "forgets its surroundings":
+                os.chdir("/")
+                os.environ.clear()
+            case _:
+                pass
+
+    def close(self) -> None:
+        if self._how == "never closes":
+            time.sleep(300)
+        raise RuntimeError("it does not close")
+
+
 class Fleeting(Counter):
     """What no seed decides."""
 

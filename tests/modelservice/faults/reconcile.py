@@ -52,9 +52,9 @@ def _faults_of_answers(turn: Turn, stories: list[Story]) -> Iterator[str]:
         if text not in [story.text for story in stories]:
             yield f"was told what the journal does not say: {text}"
     for text in turn.pieces:
-        whole = [story.text for story in stories if story.text is not None]
-        if len(whole) == len(stories) and not any(one.startswith(text) for one in whole):
-            yield f"was told a piece that no answer begins with: {text!r} of {whole}"
+        known = [story.said_text if story.text is None else story.text for story in stories]
+        if not any(one.startswith(text) for one in known):
+            yield f"was told a piece that no answer begins with: {text!r} of {known}"
 
 
 def _faults_of_sampling(turn: Turn, stories: list[Story]) -> Iterator[str]:
@@ -74,7 +74,10 @@ def faults_of_workers(lines: Sequence[Line], chronicle: Chronicle) -> Iterator[s
     stored = {story.answered.lease: story for story in chronicle.stories.values() if story.answered}
     for line in lines:
         lease = line.get("lease", "")
-        fault = _fault_of_line(line, chronicle.stories.get(lease.rpartition(".")[0]))
+        story = chronicle.stories.get(lease.rpartition(".")[0])
+        fault = _fault_of_line(line, story)
+        if line["what"] == "told" and line["error"] == "invalid_request":
+            fault = _fault_of_refusal(sent[lease], story)
         if fault is not None:
             yield f"{lease}: {fault}"
         if line["what"] == "told" and line["error"] is None and lease not in stored:
@@ -103,7 +106,9 @@ def _fault_of_line(line: Line, story: Story | None) -> str | None:
         ):
             return "a span was accepted, and lost"
         case {"what": "said", "error": None} if (
-            story is not None and story.answered and not story.sampled >= set(line["ids"])
+            story is not None
+            and story.answered
+            and not story.sampled | story.dropped >= set(line["ids"])
         ):
             return "a span was accepted, and the answer goes on from something else"
         case {"what": "said"} if line["error"] not in (None, "lease_lost"):
@@ -112,6 +117,13 @@ def _fault_of_line(line: Line, story: Story | None) -> str | None:
             return "its failure was accepted, and lost"
         case _:
             return None
+
+
+def _fault_of_refusal(sent: Line, story: Story | None) -> str | None:
+    """A completion is refused if it does not begin with what its agent has read."""
+    if sent["afresh"] and story is not None and story.read and Event.FAIL in story.events:
+        return None
+    return "refused with invalid_request"
 
 
 def _faults_of_tokens(story: Story, sent: Line) -> Iterator[str]:

@@ -36,7 +36,12 @@ class Story:
     leases: list[str] = field(default_factory=list[str])
     said: list[int] = field(default_factory=list[int])
     """Tokens of the spans that came before the answer, as far as they still count."""
+    said_text: str = ""
     ever_said: set[int] = field(default_factory=set[int])
+    dropped: set[int] = field(default_factory=set[int])
+    """Of these, what an answer could leave out because no agent had read it."""
+    read: bool = False
+    """An agent was sent of the spans."""
     said_before: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
     """By lease: what was said when it was given, which its answer must begin with."""
     follows_unsent: bool = False
@@ -54,12 +59,28 @@ class Story:
         self.leases.append(lease)
         self.said_before[lease] = list(self.said)
 
+    def span(self, record: records.CallPartial | records.SpansDropped | records.SpansRead) -> None:
+        match record:
+            case records.CallPartial():
+                self.say(record)
+            case records.SpansRead():
+                self.read = True
+            case records.SpansDropped():
+                self.drop()
+
     def say(self, record: records.CallPartial) -> None:
         assert self.state is State.LEASED, f"{self.call}: said while {self.state}"
         assert record.lease == self.leases[-1], f"{self.call}: said by an old lease"
         ids = tokens.unpack_ids(record.ids or b"")
         self.said += ids
+        self.said_text += record.content
         self.ever_said.update(ids)
+
+    def drop(self) -> None:
+        assert not self.read, f"{self.call}: what an agent had read was dropped"
+        self.dropped.update(self.said)
+        self.said.clear()
+        self.said_text = ""
 
     def answer(self, record: records.CallAnswered) -> None:
         assert self.answered is None, f"{self.call} was answered twice"
@@ -130,10 +151,8 @@ class Chronicle:
                 self._asked(record)
             case records.CallLeased():
                 self.stories[record.call].lease(record.lease)
-            case records.CallPartial():
-                self.stories[record.call].say(record)
-            case records.SpansDropped():
-                self.stories[record.call].said.clear()
+            case records.CallPartial() | records.SpansDropped() | records.SpansRead():
+                self.stories[record.call].span(record)
             case records.CallAnswered():
                 self.stories[record.call].answer(record)
             case records.CallFailedRecord() | records.CallMoved():

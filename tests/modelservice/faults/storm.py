@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from rock import process
 from rock.config import inherited_environment
 from rock.errors import JournalError, ServiceUnavailable
@@ -29,7 +31,7 @@ from rock.modelservice.client.client import AdminClient, TrainerClient
 from rock.modelservice.hosting.supervise import LOG_FILE, ServiceProcess
 from rock.modelservice.journal.journal import LOCK_NAME
 from rock.modelservice.journal.segments import FILE_NAME
-from rock.modelservice.wire import Trajectory
+from rock.modelservice.wire import PauseMode, Trajectory
 from tests.modelservice.faults import reconcile
 from tests.modelservice.faults.agents import MANNERS, Agent
 from tests.modelservice.faults.stories import Chronicle, worker_lines
@@ -37,6 +39,8 @@ from tests.modelservice.faults.stories import Chronicle, worker_lines
 ROOT = Path(__file__).parent.parent.parent.parent
 SETTINGS = {"cancel_grace_seconds": 30.0, "restart_grace_seconds": 60.0, "max_deliveries": 8}
 START_TRIES = 5
+SYNC_SECONDS = 2.0
+"""Between two weight updates, at most."""
 GATHER_SECONDS = 120.0
 """Until so many calls wait again; twice that for every agent to be done after the storm."""
 
@@ -58,6 +62,8 @@ class Report:
     """Leases that came with what an earlier one had said."""
     compactions: int = 0
     """Number of the last one."""
+    syncs: int = 0
+    """Pauses of the policy, in all their modes, that ended in a new version."""
     turns: int = 0
     calls: int = 0
     ended: Counter[str] = field(default_factory=Counter[str])
@@ -67,7 +73,7 @@ class Report:
         flights = f"{min(self.in_flight, default=0)}..{max(self.in_flight, default=0)}"
         return (
             f"seed {self.seed}: {self.kills} kills with {flights} calls in flight, "
-            f"{self.kills_in_recovery} more in recovery, {self.full_disks} full disks, {self.worker_kills} of workers, {self.compactions} compactions; "
+            f"{self.kills_in_recovery} more in recovery, {self.full_disks} full disks, {self.worker_kills} of workers, {self.compactions} compactions, {self.syncs} weight updates; "
             f"{self.turns} turns, {self.calls} calls, {dict(self.ended)}; "
             f"{self.spans} spans accepted, {self.continued} deliveries that went on from some; "
             f"{len(self.faults)} faults"
@@ -127,6 +133,7 @@ class Storm:
             for _ in range(self._worker_count):
                 self._workers.append(await self._start_worker())
             running = [asyncio.ensure_future(agent.run(stop)) for agent in self._agents]
+            running.append(asyncio.ensure_future(self._sync_weights(stop)))
             for _ in range(kills):
                 await self._wait_for_flight()
                 # A random moment, not a wait for a condition.
@@ -142,6 +149,7 @@ class Storm:
             stop.set()
             async with asyncio.timeout(2 * GATHER_SECONDS):
                 await asyncio.gather(*running)
+            await self._see_connections_end()
             return await self._look()
         finally:
             for task in running:
@@ -202,6 +210,21 @@ class Storm:
         await self._end(self._workers[number])
         self._workers[number] = await self._start_worker()
         self.report.worker_kills += 1
+
+    async def _sync_weights(self, stop: asyncio.Event) -> None:
+        """Pause, and go on with new weights, again and again, whoever is killed meanwhile."""
+        url, key = self._service.control_url, self._service.keys.trainer_key
+        rng = random.Random(self._rng.random())
+        modes: tuple[PauseMode, ...] = ("hold", "drain", "requeue")
+        async with TrainerClient(url, key, retry_seconds=120.0) as trainer:
+            while not stop.is_set():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(rng.random() * SYNC_SECONDS):
+                        await stop.wait()
+                await trainer.policy(state="paused", mode=rng.choice(modes))
+                await asyncio.sleep(rng.random() * 0.1)
+                self.report.syncs += 1
+                await trainer.policy(state="running", version=self.report.syncs)
 
     # --- the service ---
 
@@ -278,6 +301,20 @@ class Storm:
         return True
 
     # --- the end ---
+
+    async def _see_connections_end(self) -> None:
+        """Every agent has hung up: one that is still counted would take room for ever."""
+        headers = {"Authorization": f"Bearer {self._service.keys.trainer_key}"}
+        left = "?"
+        async with httpx.AsyncClient(headers=headers) as client:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(20):
+                    while left != "0.0":
+                        await asyncio.sleep(0.05)
+                        text = (await client.get(f"{self._service.control_url}/metrics")).text
+                        left = text.partition("\nrock_connections ")[2].partition("\n")[0]
+        if left != "0.0":
+            self.report.faults.append(f"{left} connections are counted when all have ended")
 
     async def _look(self) -> dict[str, Trajectory]:
         async with self._admin() as admin:

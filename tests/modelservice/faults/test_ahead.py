@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
+import struct
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
+import pytest
+
 from rock.errors import RockError
+from rock.modelservice.planes.connection import MAX_AHEAD, MAX_AHEAD_BYTES
 from rock.modelservice.planes.listening import Adapter, Bounds, Handle, bind, listening, url_of
 from rock.modelservice.planes.plane import Reply, Request
 from tests.modelservice.faults.connection import Connection, post
@@ -19,9 +25,9 @@ def refuse(exc: RockError) -> Reply:
 
 
 @asynccontextmanager
-async def plane(handle: Handle) -> AsyncGenerator[str, None]:
+async def plane(handle: Handle, bounds: Bounds = BOUNDS) -> AsyncGenerator[str, None]:
     listener = bind("127.0.0.1", 0)
-    async with listening(listener, Adapter(handle, refuse, BOUNDS)):
+    async with listening(listener, Adapter(handle, refuse, bounds)):
         yield url_of(listener)
 
 
@@ -69,6 +75,31 @@ async def test_a_reply_that_cannot_be_written_ends_the_connection() -> None:
 def address_of(url: str) -> tuple[str, int]:
     host, _, port = url.removeprefix("http://").partition(":")
     return host, int(port)
+
+
+@pytest.mark.parametrize("way", ["close", "abort"])
+@pytest.mark.parametrize("ahead", [[b"x"] * 3 * MAX_AHEAD, [b"x" * (MAX_AHEAD_BYTES + 50_000)]])
+async def test_who_sent_far_ahead_and_left_is_noticed(ahead: list[bytes], way: str) -> None:
+    asked, left = asyncio.Event(), asyncio.Event()
+
+    async def patient(request: Request) -> Reply:
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            left.set()
+        raise AssertionError("unreachable")
+
+    bounds = Bounds(max_body_bytes=1 << 26, body_seconds=0.1)
+    async with plane(patient, bounds) as url, asyncio.timeout(10):
+        with socket.create_connection(address_of(url)) as connection:
+            connection.settimeout(0.2)
+            with contextlib.suppress(TimeoutError):  # the other side takes no more
+                connection.sendall(b"".join(post("/", body) for body in (b"", *ahead)))
+            await asked.wait()
+            if way == "abort":
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        await left.wait()
 
 
 async def test_bodies_sent_ahead_are_not_hoarded() -> None:

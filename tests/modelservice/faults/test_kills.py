@@ -19,6 +19,7 @@ async def test_a_few_kills_lose_repeat_and_confuse_nothing(tmp_path: Path, seed:
     assert report.ended["delivered"] > 0
     assert report.continued > 0
     assert report.compactions > 0
+    assert report.syncs > 0
 
 
 async def test_a_disk_that_fills_up_acknowledges_nothing_it_cannot_keep(tmp_path: Path) -> None:
@@ -47,5 +48,6 @@ async def test_sixty_faults_with_a_thousand_calls_in_flight(tmp_path: Path, soak
     assert report.kills + report.full_disks == 60
     assert report.kills >= 50
     assert report.continued >= 100
+    assert report.syncs >= 20
     assert report.compactions >= 3
     assert min(report.in_flight) >= 1000

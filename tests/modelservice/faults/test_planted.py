@@ -104,6 +104,12 @@ PLANTED: dict[str, Edits] = {
             "            case records.CallPartial():\n                pass\n",
         )
     ],
+    "what an agent has read is forgotten in a restart": [
+        (
+            "            case records.SpansRead():\n                call.shown = True\n",
+            "            case records.SpansRead():\n                pass\n",
+        )
+    ],
     "an answer may contradict what its agent has read": [
         (
             "        if not call.shown:\n            self._engine.drop_spans(call)\n"

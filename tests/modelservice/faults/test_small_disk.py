@@ -10,21 +10,23 @@ import pytest
 from rock import process
 from rock.config import inherited_environment
 from tests.modelservice.faults.small_disk import STORIES
+from tests.needs import way_to_mount
 
 ROOT = Path(__file__).parent.parent.parent.parent
 MOUNT = 'mount -t tmpfs -o size=1m,mode=700 tmpfs "$1" && exec "$2" -m "$3" "$4" "$1"'
 
 
-@pytest.mark.userns
+@pytest.mark.mounts
 @pytest.mark.parametrize("story", STORIES)
 async def test_on_a_disk_that_is_full(tmp_path: Path, story: str) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     program = "tests.modelservice.faults.small_disk"
-    argv = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", MOUNT]
+    way = way_to_mount()
+    assert way is not None
     with (tmp_path / "said").open("wb") as said:
         child = await process.start(
-            [*argv, "sh", str(disk), sys.executable, program, story],
+            [*way, "sh", "-c", MOUNT, "sh", str(disk), sys.executable, program, story],
             env=inherited_environment(),
             cwd=ROOT,
             stdout=said,

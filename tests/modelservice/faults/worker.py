@@ -6,7 +6,8 @@ NUMBER is the worker's own, from 1: it gives tokens that no other does.
 
 Every answer echoes the nonce of its prompt. What it is about to send, and what the service said to
 that, is one JSON line each in LOG, written with one `write`, so that a kill loses no line. It
-sometimes gives calls back, fails them, or sits on them until their lease is over and answers then.
+sometimes gives calls back, fails them, or sits on them until their lease is over and answers then;
+or it does not go on from what another worker has said.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ MAX_BUSY = 2
 """Batches at once: slow enough that calls pile up, which is what the tests are about."""
 SAY_SHARE = 0.2
 """Of the answers that are said span by span."""
+AFRESH_SHARE = 0.1
+"""Of the answers that should go on from what was said and do not, or that say that they cannot."""
 LATE_SECONDS = 1.0
 """How long after the end of its lease a late answer comes, at most."""
 
@@ -49,10 +52,12 @@ def nonce_of(lease: Lease) -> str:
     return json.loads(bytes(lease.request.messages[-1]))["content"]
 
 
-def completion_of(lease: Lease, rng: random.Random, sampled: Iterator[int]) -> Completion:
-    """The prompt's tokens go on from the parent's, and the answer's from what was said already, as
-    those of a real engine do."""
-    parent, said = lease.parent, lease.prefix
+def completion_of(
+    lease: Lease, rng: random.Random, sampled: Iterator[int], *, afresh: bool = False
+) -> Completion:
+    """The prompt's tokens go on from the parent's, and the answer's from what was said already unless
+    it is `afresh`, as those of a real engine do."""
+    parent, said = lease.parent, None if afresh else lease.prefix
     prompt = list(parent.token_ids) if parent is not None and parent.token_ids else []
     prompt += [rng.randrange(1000, 30_000) for _ in range(3)]
     text = f"{nonce_of(lease)} by"
@@ -108,15 +113,19 @@ async def answer(
     sampled: Iterator[int],
 ) -> None:
     """Complete leases in one batch."""
-    items = [completion_of(lease, rng, sampled) for lease in leases]
+    afresh = {
+        lease.lease_id: lease.prefix is not None and rng.random() < AFRESH_SHARE for lease in leases
+    }
+    items = [completion_of(lease, rng, sampled, afresh=afresh[lease.lease_id]) for lease in leases]
     for lease, item in zip(leases, items, strict=True):
-        if lease.prefix is not None or rng.random() < SAY_SHARE:
+        if not afresh[lease.lease_id] and (lease.prefix is not None or rng.random() < SAY_SHARE):
             await say(trainer, log, lease, item)
     for item in items:
         choice = item.choices[0]
         log.say(
             "sending",
             lease=item.lease_id,
+            afresh=afresh[item.lease_id],
             text=choice.message.content,
             ids=choice.token_ids,
             logprobs=choice.logprobs,
@@ -138,7 +147,9 @@ async def work(
     late: list[Lease] = []
     for lease in leases:
         fate = rng.random()
-        if fate < 0.02:
+        if lease.prefix is not None and rng.random() < AFRESH_SHARE:
+            await trainer.fail([Failure(lease_id=lease.lease_id, code="cannot_continue")])
+        elif fate < 0.02:
             await trainer.release([lease.lease_id])
         elif fate < 0.03:
             [result] = await trainer.fail([Failure(lease_id=lease.lease_id, message="by design")])

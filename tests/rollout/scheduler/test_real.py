@@ -77,6 +77,32 @@ async def test_sleeping_processes_take_as_long_as_simulated_ones() -> None:
     assert await Clockwork(scheduler, seconds).run() == pytest.approx(expected, rel=0.1)
 
 
+async def test_a_long_tail_with_redundant_members_takes_as_long_as_simulated_and_not_as_without() -> (
+    None
+):
+    """The papers' tail (log-normal, as in benchmarks/scheduler.py) on a smaller scale. Without what is
+    simulated the run would take half as long again at least, so the agreement says something."""
+    source = random.Random(11)
+    policy = SchedulePolicy(concurrency=24)
+    seconds = {
+        (f"g{number}", index): 3.0 * min(6.0, source.lognormvariate(-0.4, 0.9))
+        for number in range(4)
+        for index in range(6)
+    }
+    world = World(durations=lambda plan, index: seconds[plan.group_id, index])
+
+    def groups(extra: int) -> list[GroupPlan]:
+        names = [f"g{number}" for number in range(4)]
+        return [GroupPlan(group_id=name, task_id=name, size=4, extra=extra) for name in names]
+
+    expected = simulate(Scheduler(policy), groups(2), world).seconds
+    assert simulate(Scheduler(policy), groups(0), world).seconds > 1.5 * expected
+    scheduler = Scheduler(policy)
+    for plan in groups(2):
+        scheduler.add(plan)
+    assert await Clockwork(scheduler, seconds).run() == pytest.approx(expected, rel=0.1)
+
+
 @pytest.mark.soak
 @pytest.mark.userns
 @pytest.mark.timeout(300)
