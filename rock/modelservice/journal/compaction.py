@@ -23,7 +23,7 @@ from msgspec import Raw, Struct
 from rock.errors import JournalError, ServiceUnavailable
 from rock.modelservice.journal import records, segments
 from rock.modelservice.journal.journal import sync_folder
-from rock.modelservice.journal.segments import PREFIX_BYTES, Segment, frame
+from rock.modelservice.journal.segments import PREFIX_BYTES, Segment, framed
 from rock.modelservice.journal.shelf import Shelf
 from rock.modelservice.wire.interceptors import Interceptor
 
@@ -182,7 +182,7 @@ def _write_base(
 ) -> Outcome:
     """Records keep their order. The base ends where the last of the files ended, so what follows it
     keeps its places."""
-    head = b"".join(frame(records.encode(record)) for record in [*plan.head, *archived])
+    head = framed(records.encode(record) for record in [*plan.head, *archived])
     keep = sorted([*plan.others.values(), *(p for places in plan.live.values() for p in places)])
     sizes = array("Q", (len(one) for one in source.frames(keep)))
     start = plan.end - sum(sizes) - len(head)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -43,7 +44,7 @@ class Shelf:
     """Places of records, by session and by group."""
 
     def __init__(self) -> None:
-        self.places: dict[str, array[int]] = {}
+        self.places: defaultdict[str, array[int]] = defaultdict(_no_places)
         self.retired: dict[str, Retired] = {}
         self.archived: dict[str, records.SessionArchived] = {}
         self.groups: dict[str, int] = {}
@@ -86,10 +87,7 @@ class Shelf:
 
     def add(self, session_id: str, place: int) -> None:
         """`index` for a record that is known to be about a session or one of its calls."""
-        places = self.places.get(session_id)
-        if places is None:
-            places = self.places[session_id] = array("Q")
-        places.append(place)
+        self.places[session_id].append(place)
 
     def archive(self, marker: records.SessionArchived) -> None:
         """The session is in an archive now, and nowhere else."""
@@ -139,3 +137,7 @@ class Shelf:
             old = self.places.get(session_id)
             if old is not None:
                 self.places[session_id] = fresh + old[bisect_left(old, until) :]
+
+
+def _no_places() -> array[int]:
+    return array("Q")
