@@ -171,7 +171,7 @@ def _print_log(entries: Sequence[LogEntry], *, as_json: bool) -> None:
         if as_json:
             typer.echo(api.encode(entry).decode())
             continue
-        if entry.phase != "output":
+        if entry.part != "output":
             typer.echo(_line(entry))
         for mark, data in (("|", entry.stdout), ("!", entry.stderr)):
             for line in data.decode(errors="replace").splitlines():
@@ -183,7 +183,7 @@ def _print_log(entries: Sequence[LogEntry], *, as_json: bool) -> None:
 def _line(entry: LogEntry) -> str:
     moment = datetime.fromtimestamp(entry.at, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     words = [moment, entry.action[:4], entry.by, entry.kind, plain(entry.what)]
-    if entry.phase == "began":
+    if entry.part == "began":
         return "  ".join([*words, "…"])
     how = entry.status
     if entry.exit_code is not None:

@@ -115,7 +115,7 @@ async def test_a_visitor_that_leaves_ends_what_it_started_and_not_the_sandbox(ba
         await until("what the visitor started has ended", gone)
         assert own.running
         entries = (await box.read_log()).entries
-        assert any(entry.by == "client" and entry.phase == "began" for entry in entries)
+        assert any(entry.by == "client" and entry.part == "began" for entry in entries)
 
 
 _HARNESS = """
