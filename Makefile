@@ -43,8 +43,8 @@ soak-service: setup  ## break ModelService for a long time: kills, full disks, h
 soak-rollout: setup ## all that a run stands on killed in every phase, storms, broken run directories
 	@$(BIN)/pytest -m soak tests/rollout tests/cli
 
-fuzz: setup      ## ten thousand hostile bodies per dialect through a socket
-	@$(BIN)/pytest -m fuzz -s tests/modelservice/test_dialect_socket_fuzz.py
+fuzz: setup      ## ten thousand hostile bodies per dialect, thousands of hostile frames for the helper
+	@$(BIN)/pytest -m fuzz -s tests/modelservice/test_dialect_socket_fuzz.py tests/sandbox/test_helper_fuzz.py
 
 bench: setup     ## measure the loop beside nginx and other gateways, against its bars
 	@benchmarks/peers.sh

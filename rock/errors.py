@@ -27,6 +27,7 @@ failed" are *results*, not errors; an error means that rock, its input or its su
     │   └── InvalidTransition       a bug: an event the state table does not list
     ├── SandboxError
     │   ├── ProviderUnavailable     the engine or kernel feature is not there; says the remedy
+    │   │   └── ProviderAway        the engine or server does not answer; it may come back
     │   ├── CapacityExceeded        this machine has no room for another sandbox
     │   ├── SandboxDied             the box is gone or its helper stopped answering
     │   ├── SandboxBusy             it is paused, changing its state, or running what must not run
@@ -231,6 +232,12 @@ class ProviderUnavailable(SandboxError):
 
     status = 503
     code = "provider_unavailable"
+
+
+class ProviderAway(ProviderUnavailable):
+    """The sandbox engine or server does not answer."""
+
+    code = "provider_away"
 
 
 class SandboxDied(SandboxError):

@@ -68,7 +68,9 @@ def serve(
             "May be repeated; for more, --set backends_file=FILE."
         ),
     ] = None,
-    api_base: Annotated[str | None, typer.Option(help="Address of the backends' API.")] = None,
+    api_base: Annotated[
+        str | None, typer.Option(help="Address of the backends' API.", envvar="ROCK_API_BASE")
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="A setting, see docs/settings.md."),
@@ -144,7 +146,9 @@ def run(
             help="queue, or a backend: litellm:NAME, openai:NAME, engine:NAME, replay:PATH."
         ),
     ] = None,
-    api_base: Annotated[str | None, typer.Option(help="Address of the hosted model's API.")] = None,
+    api_base: Annotated[
+        str | None, typer.Option(help="Address of the hosted model's API.", envvar="ROCK_API_BASE")
+    ] = None,
     provider: Annotated[ProviderName | None, typer.Option(help="Who makes sandboxes.")] = None,
     concurrency: Annotated[int | None, typer.Option(min=1, help="Episodes at once.")] = None,
     out: Annotated[

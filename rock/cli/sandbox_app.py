@@ -22,7 +22,7 @@ def serve(
         Literal["auto", "docker", "local"], typer.Option(help="Who makes the sandboxes.")
     ] = "auto",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 picks a free one.")] = 8700,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = 8700,
     allow_mounts: Annotated[
         bool, typer.Option(help="Let clients show directories of this host in sandboxes.")
     ] = False,
@@ -37,7 +37,7 @@ def serve(
 def create(
     image: Annotated[str | None, typer.Option(help="Image; else the host's own programs.")] = None,
     lease_seconds: Annotated[
-        float, typer.Option(help="Stopped when unused for so long; 0: its lifetime.")
+        float, typer.Option(min=0, help="Stopped when unused for so long; 0: its lifetime.")
     ] = 0.0,
     snapshot: Annotated[str | None, typer.Option(help="Start from these files.")] = None,
     url: Url = None,

@@ -63,17 +63,25 @@ def run_snapshots(*, url: str | None, key: str | None, drop: Sequence[str]) -> N
 
     async def work() -> list[api.SnapshotInfo]:
         found: list[api.SnapshotInfo] = []
+        missing = set(drop)
         async with sources(url, key) as places:
             for place in places:
                 if not isinstance(place, RemoteProvider):
                     continue
                 try:
-                    for one in drop:
-                        await place.drop_snapshot(one)
-                    found += await place.snapshots()
+                    known = await place.snapshots()
+                    for info in known:
+                        if info.id in drop:
+                            await place.drop_snapshot(info.id)
+                            missing.discard(info.id)
+                    found += [info for info in known if info.id not in drop]
                 except ProviderUnavailable:
                     if url:
                         raise
+        if missing:
+            raise NotFound(
+                f"there is no snapshot {min(missing)}; `rock sandbox snapshots` lists them"
+            )
         return found
 
     rows = [(info.id, ages(info.age_seconds), info.sandbox) for info in asyncio.run(work())]

@@ -23,7 +23,7 @@ def run_ps(wanted: str | None, *, url: str | None, key: str | None, as_json: boo
     if wanted is None:
         infos = asyncio.run(_list(url, key))
         if as_json:
-            typer.echo(api.encode(infos))
+            typer.echo(api.encode(infos).decode())
             return
         rows = [
             (
@@ -41,7 +41,7 @@ def run_ps(wanted: str | None, *, url: str | None, key: str | None, as_json: boo
     async def show(sandbox: ChannelSandbox) -> int:
         found = await sandbox.list_processes()
         if as_json:
-            typer.echo(api.encode(found))
+            typer.echo(api.encode(found).decode())
         else:
             _print_processes(found, {})
         return 0
@@ -120,7 +120,7 @@ def run_env(
             await sandbox.set_env(changes)
         found = sandbox.environment()
         if as_json:
-            typer.echo(api.encode(found))
+            typer.echo(api.encode(found).decode())
             return 0
         for name, value in sorted(found.items()):
             typer.echo(f"{name}={plain(value)}")

@@ -267,8 +267,7 @@ class Runner:
                 await save(stopped_record(plan, stop.stop_class, stop.stop_detail))
 
     async def _run_attempt(self, plan: Plan, running: _Running, save: Save) -> None:
-        folder = self._directory.attempt_folder(plan)
-        await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+        folder = await asyncio.to_thread(self._directory.make_folder, plan)
         await run_attempt(
             plan,
             self._tasks[plan.task_id],

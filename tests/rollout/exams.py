@@ -60,4 +60,6 @@ async def exam(
             agent = await script(sandbox)
         else:
             agent = await sandbox.exec(["sh", "-c", script], timeout_seconds=30, user=user)
-        return Graded(await held.grade(sandbox), held.integrity, agent)
+        grade = await held.grade(sandbox)
+        held.keep_judging()
+        return Graded(grade, held.integrity, agent)

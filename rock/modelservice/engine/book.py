@@ -100,7 +100,7 @@ class Book:
                 over = Over(record.reason, record.limit, record.bound)
                 self.sessions.retire(record.session, record.key_sha256, over)
                 self.sessions.count(record.counts)
-            case records.GroupPublished() | records.GroupAcknowledged():
+            case records.GroupPublished() | records.GroupLeased() | records.GroupAcknowledged():
                 pass
             case _:
                 self._apply_to(self.call(record.call), record)

@@ -12,7 +12,7 @@ import mmap
 import os
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from threading import Event as Flag
 from typing import BinaryIO
@@ -63,7 +63,7 @@ def plan(
     files: list[Segment],
     folder: Path,
     number: int,
-    acknowledged: Mapping[str, int | None],
+    acknowledged: Iterable[records.GroupAcknowledged],
     interceptors: Mapping[str, Interceptor],
 ) -> Plan:
     """Say what to keep of `files`. Sessions that the shelf has as retired are closed for good."""
@@ -91,13 +91,16 @@ def plan(
         else:  # its last records are in the active file; the next compaction archives it
             live[session_id] = places[: bisect_left(places, end)]
     others = {f"group {name}": place for name, place in shelf.groups.items() if place < end}
+    others |= {
+        f"group-lease {name}": place for name, place in shelf.group_leases.items() if place < end
+    }
     others |= {f"boot {n}": place for n, place in enumerate(shelf.boots) if place < end}
     if shelf.policy is not None and shelf.policy < end:
         others["policy"] = shelf.policy
     head: list[records.Record] = [*shelf.archived.values()]
-    for group_id, step in acknowledged.items():
-        head.append(records.GroupPublished(group_id=group_id, group=Raw(b"null")))
-        head.append(records.GroupAcknowledged(group_id=group_id, step=step))
+    for acknowledgement in acknowledged:
+        head.append(records.GroupPublished(group_id=acknowledgement.group_id, group=Raw(b"null")))
+        head.append(acknowledgement)
     head += [records.InterceptorSet(name=name, spec=spec) for name, spec in interceptors.items()]
     return Plan(folder, number, files, live, closed, others, head)
 

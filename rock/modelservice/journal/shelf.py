@@ -48,6 +48,8 @@ class Shelf:
         self.archived: dict[str, records.SessionArchived] = {}
         self.groups: dict[str, int] = {}
         """Where each group that is not acknowledged was published."""
+        self.group_leases: dict[str, int] = {}
+        """Where each of these was last handed out, in its last revision."""
         self.boots = array("Q")
         self.policy: int | None = None
         """Where the policy was last changed."""
@@ -69,8 +71,12 @@ class Shelf:
                 self.policy = place
             case records.GroupPublished():
                 self.groups[record.group_id] = place  # a later revision stands
+                self.group_leases.pop(record.group_id, None)
+            case records.GroupLeased():
+                self.group_leases[record.group_id] = place
             case records.GroupAcknowledged():
                 self.groups.pop(record.group_id, None)
+                self.group_leases.pop(record.group_id, None)
             case records.SessionArchived():
                 self.archive(record)
             case records.InterceptorSet() | records.InterceptorRemoved():
@@ -126,8 +132,9 @@ class Shelf:
             self.policy = others.get("policy", self.policy)
         for name, place in others.items():
             kind, _, of = name.partition(" ")
-            if kind == "group" and of in self.groups and self.groups[of] < until:
-                self.groups[of] = place
+            known = {"group": self.groups, "group-lease": self.group_leases}.get(kind, {})
+            if of in known and known[of] < until:
+                known[of] = place
         for session_id, fresh in moved.items():
             old = self.places.get(session_id)
             if old is not None:

@@ -38,7 +38,7 @@ from rock.rollout.episode.agent import (
 from rock.rollout.episode.phases import Phases
 from rock.rollout.episode.progress import Handle, Watchdog
 from rock.rollout.episode.setups import KeptSetups
-from rock.rollout.episode.workspace import keep_workspace
+from rock.rollout.episode.workspace import keep_output, keep_workspace
 from rock.rollout.grading import Controls, Exam, Integrity, SessionBench, Setting, lay_out
 from rock.rollout.inputs.networks import reach, reaches_of
 from rock.rollout.inputs.runfile import RunFile
@@ -48,9 +48,9 @@ from rock.rollout.records.outcome import TABLE, Outcome, OutcomeClass, Phase, gr
 from rock.rollout.records.record import CommandSeen, Plan, Record, Usage, now, seen
 from rock.rollout.records.trajectory import Exported, export, note_session
 from rock.rollout.report.events import OnEvent, PhaseEntered
-from rock.sandbox.base import ExecResult, Origin, Provider, Sandbox, SandboxSpec
+from rock.sandbox.base import Origin, Provider, Sandbox, SandboxSpec
 from rock.sandbox.ending import to_the_end
-from rock.secrets import keeping, redact, redact_text
+from rock.secrets import keeping, redact_text
 from rock.types import Clock
 
 log = logging.getLogger(__name__)
@@ -210,8 +210,8 @@ class _Attempt:
         async with self.phases.enter(Phase.SETUP, self.limits.setup_seconds):
             session = await self.tools.admin.create_session(self._session_spec(timeout))
             self.seen.session_id = self.handle.session_id = session.session_id
-            await asyncio.to_thread(note_session, self.folder, session.session_id)
         try:
+            await asyncio.to_thread(note_session, self.folder, session.session_id)
             async with AsyncExitStack() as stack:
                 stack.enter_context(keeping(session.key))
                 listener = await self._attach(stack, sandbox, session)
@@ -227,7 +227,7 @@ class _Attempt:
                     )
                     working = act(place, run.agent, self.loaded, timeout_seconds=seconds)
                     end = await watched(working, sandbox, self._watch())
-            await asyncio.to_thread(self._keep_output, "agent", end.result)
+            await asyncio.to_thread(keep_output, self.folder, "agent", end.result)
             self.seen.agent = seen(end.result)
             async with self.phases.enter(Phase.EXPORT, self.limits.export_seconds):
                 info = await self.tools.admin.close_session(session.session_id)
@@ -289,10 +289,13 @@ class _Attempt:
         # A grader that gives nothing is tried once more, over the untouched task.
         slack += self.limits.provision_seconds + self.limits.setup_seconds + self._grade_seconds()
         async with self.phases.enter(Phase.GRADE, self._grade_seconds(), slack_seconds=slack):
-            result = await exam.grade(sandbox)
+            try:
+                result = await exam.grade(sandbox)
+            finally:
+                await asyncio.to_thread(exam.keep_judging)
         self.seen.integrity, self.seen.parts = exam.integrity, dict(result.parts)
         if result.result is not None:
-            await asyncio.to_thread(self._keep_output, "grader", result.result)
+            await asyncio.to_thread(keep_output, self.folder, "grader", result.result)
             self.seen.grader = seen(result.result)
         if result.reward is None:
             cls = result.cls or OutcomeClass.GRADER_BROKEN
@@ -374,11 +377,6 @@ class _Attempt:
         await to_the_end(_bounded_stop(sandbox, self.limits.teardown_seconds))
         spent = self.tools.clock() - started
         self.phases.seconds[Phase.TEARDOWN.value] = round(spent, 6)
-
-    def _keep_output(self, who: str, result: ExecResult) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / f"{who}.stdout").write_bytes(redact(result.stdout))
-        (self.folder / f"{who}.stderr").write_bytes(redact(result.stderr))
 
     def outcome_of_error(self, exc: Exception) -> Outcome:
         cls = class_of_error(self.phases.phase, exc)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rock.errors import BadUser, CommandNotFound, SandboxDied, TaskError
-from rock.sandbox.base import ExecResult, ExecStatus, Sandbox
+from rock.errors import BadUser, CommandNotFound, TaskError
+from rock.rollout.records.evidence import of_a_living_box
+from rock.sandbox.base import ExecResult, Sandbox
 
 TOOL_SECONDS = 60.0
 MAX_ARGUMENT_BYTES = 96 * 1024
@@ -69,6 +70,4 @@ async def tool(
         result = await sandbox.exec(argv, timeout_seconds=TOOL_SECONDS, user=user, cwd=cwd)
     except CommandNotFound as exc:
         raise TaskError(f"the image lacks a program that protection needs: {exc.message}") from exc
-    if result.status is ExecStatus.SANDBOX_DIED:
-        raise SandboxDied("the sandbox died while its files were put in order")
-    return result
+    return of_a_living_box(result, "while its files were put in order")

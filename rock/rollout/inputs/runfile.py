@@ -15,10 +15,10 @@ from pydantic import AfterValidator, Field, model_validator
 from rock.config import Strict, kind_of, read_environment, validated
 from rock.errors import ConfigError
 from rock.modelservice.wire import TRAINED, ChainClass
+from rock.plain import read_yaml
 from rock.rollout.inputs.graders import BUILT_IN, QUEUE, AnyGrader, FunctionName, backend
 from rock.rollout.inputs.infra import InfraConfig
 from rock.rollout.inputs.networks import Reachable, check_run
-from rock.rollout.inputs.plain import read_yaml
 from rock.rollout.inputs.pooling import PoolConfig
 from rock.rollout.inputs.presets import PRESETS, Preset
 from rock.rollout.inputs.taskfiles import AbsolutePath, Argument, Seconds, Variables, is_there

@@ -8,9 +8,8 @@ from typing import Any, cast
 
 from rock.config import kind_of, validated
 from rock.errors import ConfigError
-from rock.rollout.inputs.plain import read_json, read_yaml
+from rock.plain import read_json, read_text, read_yaml
 from rock.rollout.inputs.task import LoadedTask, Task, check_sources
-from rock.rollout.inputs.taskfiles import read_text
 from rock.rollout.tasks import harbor, swe_rows
 
 YAML_SUFFIXES = (".yaml", ".yml")

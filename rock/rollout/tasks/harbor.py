@@ -24,9 +24,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rock.config import kind_of, validated
 from rock.errors import ConfigError
+from rock.plain import read_text
 from rock.rollout.inputs.graders import GUARDED
 from rock.rollout.inputs.task import LoadedTask, Task, check_sources
-from rock.rollout.inputs.taskfiles import read_text
 
 CONFIG = "task.toml"
 TESTS_AT = "/tests"

@@ -19,7 +19,8 @@ from rock.sandbox import api, rundir
 from rock.sandbox.box.box_state import BoxState
 from rock.sandbox.box.channel_sandbox import ChannelSandbox, Identity
 from rock.sandbox.box.stateful import Box
-from rock.sandbox.channel.channel import Channel, connect_to_path
+from rock.sandbox.channel.channel import Channel
+from rock.sandbox.channel.connect import PathConnector
 from rock.sandbox.docker.container import SOCKET_NAME
 from rock.sandbox.docker.engine import Engine
 from rock.sandbox.owner import wall_seconds
@@ -53,8 +54,9 @@ class HereSource:
         return found
 
     def attach(self, info: api.SandboxInfo) -> ChannelSandbox:
-        socket = self._base / info.id / "run" / SOCKET_NAME
-        channel = Channel(connect_to_path(socket))
+        folder = self._base / info.id
+        helper_pid = rundir.helper_of(folder)
+        channel = Channel(PathConnector(folder / "run" / SOCKET_NAME, helper_pid))
 
         async def remove() -> None:
             try:
@@ -84,9 +86,11 @@ class HereSource:
 
 def only(infos: list[api.SandboxInfo], wanted: str) -> api.SandboxInfo:
     """The sandbox whose id begins with `wanted`. Raises `NotFound`, `SandboxError` if several do."""
-    found = [info for info in infos if info.id.startswith(wanted)]
+    found = [info for info in infos if wanted and info.id.startswith(wanted)]
     if not found:
-        raise NotFound(f"there is no sandbox {wanted}; `rock sandbox ps` lists them")
+        raise NotFound(
+            f"there is no sandbox {wanted or '(empty id)'}; `rock sandbox ps` lists them"
+        )
     if len(found) > 1:
         raise SandboxError(f"{wanted} is the beginning of {len(found)} ids; write more of it")
     return found[0]

@@ -26,8 +26,9 @@ from rock.sandbox.base import Availability, Provider, Sandbox, SandboxSpec
 from rock.sandbox.box.box_state import BoxState
 from rock.sandbox.box.channel_sandbox import AGENT_HOME, ChannelSandbox, Identity
 from rock.sandbox.box.stateful import NETWORKS, Box, Enforced, StatefulSandbox
-from rock.sandbox.capacity import DOCKER_COST, Admission
-from rock.sandbox.channel.channel import KILL_GRACE_SECONDS, Channel, Connector, connect_to_path
+from rock.sandbox.capacity import DOCKER_COST, Admission, own_trouble
+from rock.sandbox.channel.channel import KILL_GRACE_SECONDS, Channel
+from rock.sandbox.channel.connect import PathConnector
 from rock.sandbox.channel.mux import MuxConnector
 from rock.sandbox.docker import host_layers, hostroot
 from rock.sandbox.docker.autopsy import diagnose
@@ -152,9 +153,12 @@ class DockerProvider(Provider):
         """
         self._check_open()
         check_spec(spec, engine_sockets=[self.engine.address.removeprefix("unix://")])
-        image = await self.images.find(spec.image)
-        with self._admission:
-            sandbox = await self._make(spec, image, snapshot)
+        try:
+            image = await self.images.find(spec.image)
+            with self._admission:
+                sandbox = await self._make(spec, image, snapshot)
+        except OSError as exc:
+            raise own_trouble(exc, "make a sandbox") from exc
         self._heartbeat.start()
         return sandbox
 
@@ -177,7 +181,8 @@ class DockerProvider(Provider):
                 labels=self._labels(spec),
             )
             image = await self._start(image, spec, f"rock-{sandbox_id}", config)
-            channel = self._channel(sandbox_id, shared)
+            connector = None if shared is None else PathConnector(shared / SOCKET_NAME)
+            channel = self._channel(sandbox_id, connector)
             await self._reach(sandbox_id, channel)
             layers, unbounded = await self._layers(sandbox_id, spec.limits.disk_bytes)
             box = Box(
@@ -208,11 +213,11 @@ class DockerProvider(Provider):
             await sandbox.prepare(snapshot)
             if not sandbox.state.in_place:
                 sandbox.enforced = _enforced(spec, sandbox.state.why_not)
-            if shared is not None:
+            if shared is not None and connector is not None:
                 info = api.info_of(
                     sandbox, sandbox_id=sandbox_id, provider=self.name, age_seconds=0.0
                 )
-                rundir.describe(shared.parent, api.encode(info))
+                rundir.describe(shared.parent, api.encode(info), connector.helper_pid)
             self._check_open()
         except BaseException:  # whatever it was, also a cancellation, nothing may be left
             await to_the_end(self._discard_quietly(sandbox_id, layers))
@@ -311,16 +316,13 @@ class DockerProvider(Provider):
         except SandboxError as exc:
             log.warning("sandbox %s is left to the reaper: %s", sandbox_id, exc.message)
 
-    def _channel(self, sandbox_id: str, shared: Path | None) -> Channel:
-        connector: Connector | MuxConnector
-        if shared is not None:
-            connector = connect_to_path(shared / SOCKET_NAME)
-        else:
-            connector = MuxConnector(
-                functools.partial(open_stream, self.engine, f"rock-{sandbox_id}")
-            )
-            self._streams[sandbox_id] = connector
-        return Channel(connector, silence_seconds=self._silence_seconds)
+    def _channel(self, sandbox_id: str, connector: PathConnector | None) -> Channel:
+        """Through the shared directory; without one, over a stream of the engine."""
+        if connector is not None:
+            return Channel(connector, silence_seconds=self._silence_seconds)
+        stream = MuxConnector(functools.partial(open_stream, self.engine, f"rock-{sandbox_id}"))
+        self._streams[sandbox_id] = stream
+        return Channel(stream, silence_seconds=self._silence_seconds)
 
     async def _reach(self, sandbox_id: str, channel: Channel) -> None:
         """Wait until a helper that has just been started answers."""
@@ -354,11 +356,13 @@ def _enforced(spec: SandboxSpec, unbounded: str) -> Enforced:
         Capability.CPU_LIMIT: spec.limits.cpus,
     }
     found = frozenset(capability for capability, bound in asked.items() if bound is not None)
-    if not unbounded:
-        return Enforced(found | NETWORKS | {Capability.DISK_LIMIT})
-    return Enforced(
-        found | NETWORKS, (f"disk space is bounded by the engine's disk only: {unbounded}",)
+    shared = (
+        "inotify instances and what else the kernel counts by user are shared with other containers"
     )
+    if not unbounded:
+        return Enforced(found | NETWORKS | {Capability.DISK_LIMIT}, (shared,))
+    disk = f"disk space is bounded by the engine's disk only: {unbounded}"
+    return Enforced(found | NETWORKS, (disk, shared))
 
 
 def _made_of(spec: SandboxSpec, image: Image) -> str:

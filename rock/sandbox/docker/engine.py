@@ -2,7 +2,7 @@
 
 docker-py is synchronous, so every call runs in a pool of threads and is bounded by the client's
 time-out. This is the one place that knows docker-py and its errors: an engine that cannot be
-reached is `ProviderUnavailable`, a request that it refuses is `SandboxError` with its own words.
+reached is `ProviderAway`, a request that it refuses is `SandboxError` with its own words.
 
 A thread cannot be interrupted, so a cancelled call first ends (bounded by the same time-out) and then
 raises `CancelledError`: what it made is there by then, and can be removed.
@@ -24,7 +24,7 @@ import docker
 import docker.errors
 import requests.exceptions
 
-from rock.errors import ProviderUnavailable, SandboxDied, SandboxError
+from rock.errors import ProviderAway, ProviderUnavailable, SandboxDied, SandboxError
 from rock.sandbox.ending import to_the_end
 
 Result = TypeVar("Result")
@@ -363,8 +363,8 @@ class Engine:
             except OSError as exc:
                 raise self._unreachable(exc) from exc
 
-    def _unreachable(self, cause: BaseException) -> ProviderUnavailable:
-        return ProviderUnavailable(
+    def _unreachable(self, cause: BaseException) -> ProviderAway:
+        return ProviderAway(
             f"no Docker engine answers at {self.address} ({_root_cause(cause)}); {REMEDY}"
         )
 

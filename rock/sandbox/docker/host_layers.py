@@ -27,7 +27,8 @@ from rock.errors import SandboxDied, SandboxError
 from rock.sandbox import rundir
 from rock.sandbox.box.layering import Layers, open_directory
 from rock.sandbox.channel import frames
-from rock.sandbox.channel.channel import Channel, connect_by_control
+from rock.sandbox.channel.channel import Channel
+from rock.sandbox.channel.connect import connect_by_control
 from rock.sandbox.channel.frames import FrameType
 from rock.sandbox.ending import to_the_end
 from rock.sandbox.helper import helper_path
@@ -218,11 +219,16 @@ class Keeper:
         """By another process: deleting thousands of files in a thread would hold up the event loop."""
         while self._trash:
             folders, self._trash = self._trash[:REMOVED_AT_ONCE], self._trash[REMOVED_AT_ONCE:]
-            removing = await process.start(
-                ["nice", "rm", "-rf", "--", *folders],
-                env={"PATH": _PATH},
-                stderr=process.DEVNULL,
-            )
+            try:
+                removing = await process.start(
+                    ["nice", "rm", "-rf", "--", *folders],
+                    env={"PATH": _PATH},
+                    stderr=process.DEVNULL,
+                )
+            except OSError as exc:
+                log.warning("layers are deleted later: %s", exc.strerror)
+                self._trash += folders
+                return
             await removing.wait()
 
     async def close(self) -> None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import aiohttp
 
-from rock.errors import ProviderUnavailable, SandboxDied
+from rock.errors import ProviderAway, ProviderUnavailable, SandboxDied
 from rock.sandbox import api
 from rock.sandbox.box.variables import EnvChanges
 
@@ -53,7 +53,7 @@ class ServerRequests:
             async with self.session.request(method, self.url + path, data=data) as answer:
                 content = await answer.read()
         except (aiohttp.ClientError, TimeoutError) as exc:
-            raise ProviderUnavailable(
+            raise ProviderAway(
                 f"no sandbox server answers at {self.url} ({exc}); {REMEDY}"
             ) from exc
         if answer.status >= 400:

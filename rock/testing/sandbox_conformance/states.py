@@ -76,7 +76,7 @@ async def reset_undoes_what_root_did_to_the_system(subject: Subject) -> None:
         before = await _names(box)
         await output(
             box,
-            "echo evil::0:0::/:/bin/sh >>/etc/passwd; mv /opt /opt2 2>/dev/null; ln -s / /opt;"
+            "echo evil::0:0::/:/bin/sh >>/etc/passwd; mv /media /media2 2>/dev/null; ln -s / /media;"
             "rm -rf /workspace; ln -s /etc /workspace; rm -rf /home; echo x >/home; chmod 700 /;"
             "mv /srv /srv2; ln -s ../../.. /srv; true",
         )
