@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 
 import typer
 
-from rock.cli.sandbox_at import address, end, every, plain, sources, table, with_sandbox
+from rock.cli.sandbox.finding import address, every, sources, with_sandbox
+from rock.cli.sandbox.screen import end, plain, table
 from rock.errors import NotFound, ProviderUnavailable
 from rock.sandbox import api, rundir
 from rock.sandbox.box.channel_sandbox import ChannelSandbox
