@@ -52,6 +52,7 @@ bench: setup     ## measure the loop beside nginx and other gateways, against it
 
 test-clients: setup  ## install real agents (2.5 GB, once) and run them against ModelService
 	-@$(BIN)/python -m tests.clients.install
+	-@! docker version >/dev/null 2>&1 || tests/images/build.sh test trixie
 	@$(BIN)/pytest -m clients -n $(WORKERS) tests/clients
 
 lint: setup      ## format check, ruff, pyright, import contracts

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 import rock
+from rock.cli.agents.app import agents_app
 from rock.cli.runs.app import runs_app
 from rock.cli.sandbox.app import sandbox_app
 from rock.errors import ConfigError
@@ -263,6 +264,7 @@ def export(
 
 app.add_typer(sandbox_app, name="sandbox")
 app.add_typer(runs_app, name="runs")
+app.add_typer(agents_app, name="agents")
 
 tokens_app = typer.Typer(no_args_is_help=True, help="Tokenizers and chat templates.")
 app.add_typer(tokens_app, name="tokens")

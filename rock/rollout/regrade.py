@@ -22,6 +22,7 @@ from rock.errors import (
     TaskError,
     first_error,
 )
+from rock.rollout.building import make_ready
 from rock.rollout.episode.episode import SLACK_SECONDS, Tools
 from rock.rollout.episode.workspace import keep_output, kept_workspace
 from rock.rollout.grading import Exam, SessionBench, Setting, lay_out
@@ -101,8 +102,10 @@ class Regrader:
             await self._enter(group, again)
 
     async def _grade(self, record: Record, tree: Path) -> _Again:
-        loaded = self._tasks[record.task_id]
-        task, run = loaded.task, self._tools.run
+        run = self._tools.run
+        ready = await make_ready(self._tasks[record.task_id], self._tools.provider, run.build)
+        loaded = ready.loaded
+        task = loaded.task
         grader = task.grader or run.grader
         if grader is None:
             return _Again(record, outcome_of(OutcomeClass.TASK_INVALID, Phase.GRADE))
@@ -140,6 +143,8 @@ class Regrader:
                 image=task.image or run.image,
                 mounts=run.mounts(),
                 workdir=task.workdir,
+                env=task.env,
+                user=task.user,
                 limits=run.sandbox_limits(),
                 labels=labels,
                 lifetime_seconds=grade_seconds + 2 * run.limits.setup_seconds + 300.0,

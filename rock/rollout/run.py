@@ -26,6 +26,7 @@ from rock.errors import ConfigError, LedgerError, ProviderUnavailable, TaskError
 from rock.modelservice.backends.config import read_backends
 from rock.modelservice.client.shards import AdminShards
 from rock.modelservice.hosting.supervise import ServiceProcess, kept_up
+from rock.rollout.building import refuse_unbuilt
 from rock.rollout.episode.episode import Tools
 from rock.rollout.inputs.functions import load_function
 from rock.rollout.inputs.graders import BUILT_IN, QUEUE
@@ -121,38 +122,40 @@ async def run(
     chosen.check(where, {item.task_id for item in tasks})
     may_change = frozenset({"grader"}) if chosen.regrade else frozenset[str]()
     await asyncio.to_thread(remove_left_stages)
-    with RunDir.open(where.resolve(), config, source=text, may_change=may_change) as opened:
-        async with AsyncExitStack() as stack:
-            maker = await _provider(stack, config, provider, docker_host)
-            if config.pool is not None:
-                maker = await stack.enter_async_context(
-                    PooledProvider(maker, config.pool.policy(), owns_inner=False)
+    async with AsyncExitStack() as whole:
+        maker = await _provider(whole, config, provider, docker_host)
+        refuse_unbuilt(tasks, maker, config.build)
+        with RunDir.open(where.resolve(), config, source=text, may_change=may_change) as opened:
+            async with AsyncExitStack() as stack:
+                if config.pool is not None:
+                    maker = await stack.enter_async_context(
+                        PooledProvider(maker, config.pool.policy(), owns_inner=False)
+                    )
+                await stack.enter_async_context(door.opened(maker))
+                address = service or await stack.enter_async_context(
+                    _service(opened.path, config, _models(config, tasks))
                 )
-            await stack.enter_async_context(door.opened(maker))
-            address = service or await stack.enter_async_context(
-                _service(opened.path, config, _models(config, tasks))
-            )
-            register(address.admin_key)
-            admin = await stack.enter_async_context(
-                AdminShards(address.control_url, address.admin_key)
-            )
-            tools = Tools(
-                run=config,
-                provider=maker,
-                admin=admin,
-                attach_path=address.attach_path,
-                backend=config.model,
-                on_event=on_event,
-            )
-            runner = Runner(tasks, opened, tools, chosen=chosen, order=curriculum)
-            await runner.plan()
-            trainer = address.control_url if config.model == QUEUE else None
-            on_event(_started(opened, runner, maker, trainer))
-            regraded = None
-            if chosen.regrade:
-                regraded = await Regrader(tasks, opened, tools).run(runner.planned)
-            failure = await runner.run()
-        result = await asyncio.to_thread(_finish, opened, maker.name, failure, regraded)
+                register(address.admin_key)
+                admin = await stack.enter_async_context(
+                    AdminShards(address.control_url, address.admin_key)
+                )
+                tools = Tools(
+                    run=config,
+                    provider=maker,
+                    admin=admin,
+                    attach_path=address.attach_path,
+                    backend=config.model,
+                    on_event=on_event,
+                )
+                runner = Runner(tasks, opened, tools, chosen=chosen, order=curriculum)
+                await runner.plan()
+                trainer = address.control_url if config.model == QUEUE else None
+                on_event(_started(opened, runner, maker, trainer))
+                regraded = None
+                if chosen.regrade:
+                    regraded = await Regrader(tasks, opened, tools).run(runner.planned)
+                failure = await runner.run()
+            result = await asyncio.to_thread(_finish, opened, maker.name, failure, regraded)
     on_event(RunEnded(report=result.report, failure=failure))
     return result
 

@@ -22,10 +22,11 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rock.errors import ModelServiceError, SandboxError
+from rock.errors import BuildFailed, ModelServiceError, SandboxError
 from rock.modelservice import wire
 from rock.modelservice.client.shards import AdminShards
 from rock.modelservice.planes.attach import Attachment
+from rock.rollout.building import make_ready
 from rock.rollout.episode.agent import (
     AgentEnd,
     Place,
@@ -181,7 +182,10 @@ class _Attempt:
             return await self._grade(exam, sandbox, verdict.cls, verdict.detail)
 
     async def _provision(self, stack: AsyncExitStack) -> Sandbox:
-        async with self.phases.enter(Phase.PROVISION, self.limits.provision_seconds):
+        build = self.task.build
+        seconds = self.limits.provision_seconds + (build.timeout_seconds if build else 0.0)
+        async with self.phases.enter(Phase.PROVISION, seconds):
+            await self._make_ready()
             sandbox = await self.tools.setups.create(
                 self.tools.provider, self._spec(), self.plan.episode_id
             )
@@ -189,6 +193,24 @@ class _Attempt:
         self.seen.sandbox_id = sandbox.id
         self.seen.sandbox_origin = sandbox.origin
         return sandbox
+
+    async def _make_ready(self) -> None:
+        """Settle the task's image and files. What the build of an image said is `build.log`."""
+        log: str | None = None
+        try:
+            ready = await make_ready(self.loaded, self.tools.provider, self.tools.run.build)
+            self.loaded, log = ready.loaded, ready.log
+            self.task = self.loaded.task
+        except BuildFailed as exc:
+            log = exc.log
+            raise
+        finally:
+            if log is not None:
+                await asyncio.to_thread(self._keep_log, log)
+
+    def _keep_log(self, log: str) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "build.log").write_text(redact_text(log))
 
     async def _prepare(self, exam: Exam, sandbox: Sandbox) -> None:
         """The task's initial state, what is kept from the agent, and the agent's own files."""
@@ -337,6 +359,8 @@ class _Attempt:
             image=self.task.image or run.image,
             mounts=run.mounts(),
             workdir=self.task.workdir,
+            env=self.task.env,
+            user=self.task.user,
             limits=run.sandbox_limits(),
             labels={**self.plan.labels()},
             lifetime_seconds=sum(phases)

@@ -95,6 +95,8 @@ class Setting:
 async def lay_out(sandbox: Sandbox, loaded: LoadedTask) -> None:
     """Bring a new sandbox into the task's initial state. Raises `TaskError` and `SandboxError`."""
     task = loaded.task
+    if task.build is not None:
+        raise TaskError("build: whether its image is built was not settled (make_ready)")
     if task.files:
         await upload_files(sandbox, task.workdir, task.files, folder=loaded.folder)
     if task.setup:

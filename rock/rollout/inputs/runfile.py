@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -27,6 +27,8 @@ from rock.sandbox.base import Limits, Mount
 Count = Annotated[int, Field(ge=1, le=100_000)]
 Tokens = Annotated[int, Field(ge=1)]
 Port = Annotated[int, Field(ge=0, le=65535)]
+
+BuildMode: TypeAlias = Literal["auto", "offline", "host", "never"]
 
 KINDS = ("command", "preset", "python", "solution")
 """What an agent can be."""
@@ -246,6 +248,11 @@ class RunFile(Strict):
     )
     image: Argument | None = Field(
         default=None, description="Image of tasks that name none; null is the host's programs."
+    )
+    build: BuildMode = Field(
+        default="auto",
+        description="Images that tasks bring a Dockerfile for are built by providers that can (docker): "
+        "auto with the engine's network, offline with none, host with the host's; never: only their files.",
     )
     grader: AnyGrader | None = Field(default=None, description="Grader of tasks that bring none.")
     network: Reachable = Field(

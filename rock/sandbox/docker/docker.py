@@ -17,12 +17,21 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from rock.errors import ProviderUnavailable, SandboxDied, SandboxError
 from rock.sandbox import api, rundir
-from rock.sandbox.base import Availability, Provider, Sandbox, SandboxSpec
+from rock.sandbox.base import (
+    IMAGE_USER,
+    Availability,
+    BuildNetwork,
+    Built,
+    Provider,
+    Sandbox,
+    SandboxSpec,
+)
 from rock.sandbox.box.box_state import BoxState
 from rock.sandbox.box.channel_sandbox import AGENT_HOME, ChannelSandbox, Identity
 from rock.sandbox.box.stateful import NETWORKS, Box, Enforced, StatefulSandbox
@@ -72,6 +81,7 @@ class DockerProvider(Provider):
     """
 
     name = "docker"
+    builds_images = True
 
     def __init__(
         self,
@@ -155,12 +165,27 @@ class DockerProvider(Provider):
         check_spec(spec, engine_sockets=[self.engine.address.removeprefix("unix://")])
         try:
             image = await self.images.find(spec.image)
+            if spec.user == IMAGE_USER:
+                spec = replace(spec, user=image.user or ("root" if spec.image else None))
             with self._admission:
                 sandbox = await self._make(spec, image, snapshot)
         except OSError as exc:
             raise own_trouble(exc, "make a sandbox") from exc
         self._heartbeat.start()
         return sandbox
+
+    async def build_image(
+        self,
+        context: Path,
+        *,
+        dockerfile: str = "Dockerfile",
+        timeout_seconds: float = 600.0,
+        network: BuildNetwork = "engine",
+    ) -> Built:
+        self._check_open()
+        return await self.images.build(
+            context, dockerfile=dockerfile, timeout_seconds=timeout_seconds, network=network
+        )
 
     async def _make(
         self, spec: SandboxSpec, image: Image, snapshot: Snapshot | None
@@ -281,6 +306,7 @@ class DockerProvider(Provider):
         for error in await asyncio.gather(*stops, return_exceptions=True):
             if isinstance(error, BaseException):
                 log.warning("a sandbox could not be stopped and is left to the reaper: %s", error)
+        await self.images.close()
         await self._heartbeat.stop()
         self._logs.close()
         await self._keeper.close()

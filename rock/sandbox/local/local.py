@@ -27,7 +27,7 @@ from pathlib import Path
 from rock import process
 from rock.errors import ConfigError, ProviderUnavailable, SandboxError
 from rock.sandbox import rundir
-from rock.sandbox.base import Availability, Provider, Sandbox, SandboxSpec
+from rock.sandbox.base import IMAGE_USER, Availability, Provider, Sandbox, SandboxSpec
 from rock.sandbox.box.box_state import BoxState
 from rock.sandbox.box.channel_sandbox import ChannelSandbox, common_rlimits
 from rock.sandbox.box.layering import LocalLayer, LocalLayers
@@ -121,6 +121,8 @@ class LocalProvider(Provider):
         self._check_open()
         check_spec(spec)
         spec = _with_image_path(spec)
+        if spec.user == IMAGE_USER:
+            spec = replace(spec, user="root" if spec.image else None)
         try:
             ids = self._choose_ids(spec, snapshot)
             resolv_conf = _host_resolv_conf() if spec.network == "full" else ""
