@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Iterable
@@ -28,7 +29,14 @@ def write_raw(data: bytes, *, to: Literal["stdout", "stderr"] = "stdout") -> Non
     """What a sandbox printed, byte for byte, as it comes; nothing is redacted in it."""
     text = sys.stdout if to == "stdout" else sys.stderr
     text.flush()
-    with os.fdopen(text.fileno(), "wb", closefd=False) as stream:
+    try:
+        fd = text.fileno()
+    except (
+        io.UnsupportedOperation
+    ):  # no file: a program that calls the command reads what it prints
+        text.write(data.decode(errors="replace"))
+        return
+    with os.fdopen(fd, "wb", closefd=False) as stream:
         stream.write(data)
 
 
