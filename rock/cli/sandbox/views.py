@@ -12,7 +12,7 @@ import typer
 from rock.cli.sandbox.finding import address, every, sources, with_sandbox
 from rock.cli.sandbox.screen import end, plain, table
 from rock.errors import NotFound, ProviderUnavailable
-from rock.sandbox import api, rundir
+from rock.sandbox import api, host_dirs
 from rock.sandbox.box.channel_sandbox import ChannelSandbox
 from rock.sandbox.command import ProcessInfo
 from rock.sandbox.docker.attached import ages, cpu_shares
@@ -160,7 +160,7 @@ def run_logs(
     try:
         end(asyncio.run(with_sandbox(url, key, wanted, work)))
     except NotFound:
-        left = None if address(url, key) else rundir.find_log(rundir.default_base(), wanted)
+        left = None if address(url, key) else host_dirs.find_log(host_dirs.default_base(), wanted)
         if left is None:
             raise
         # Its harness was killed: this is what it had written down.

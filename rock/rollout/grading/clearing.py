@@ -62,6 +62,7 @@ def _portions(paths: Sequence[str]) -> Iterator[list[str]]:
 async def tool(
     sandbox: Sandbox, argv: Sequence[str], *, user: str | None = None, cwd: str | None = None
 ) -> ExecResult:
+    """One command of the sandbox's own, to its end. Raises `TaskError`, `BadUser`, and what the box raises."""
     try:
         result = await sandbox.exec(argv, timeout_seconds=TOOL_SECONDS, user=user, cwd=cwd)
     except CommandNotFound as exc:
