@@ -50,10 +50,9 @@ class PrivateEngine:
         argv += ["--bridge=none", "--iptables=false", "--ip6tables=false", "--ip-forward=false"]
         argv += ["--shutdown-timeout=5", *(["--live-restore"] if self._live_restore else [])]
         (self._folder / "pid").unlink(missing_ok=True)
+        env = {**inherited_environment(), "TMPDIR": str(self._folder)}
         with (self._folder / "log").open("ab") as log:
-            self._process = await process.start(
-                argv, env=inherited_environment(), stdout=log, stderr=log
-            )
+            self._process = await process.start(argv, env=env, stdout=log, stderr=log)
         deadline = time.monotonic() + START_SECONDS
         while not await self._answers():
             if self._process.returncode is not None or time.monotonic() > deadline:
@@ -111,8 +110,13 @@ class PrivateEngine:
         finally:
             writer.close()
 
+    def running(self) -> list[int]:
+        """The first processes of its containers, as the kernel sees them, whatever the engine says."""
+        return [pid for shim in self.shims() for pid in _children(shim) if not _is_of_runc(pid)]
+
     def shims(self) -> list[int]:
-        """Its processes that each hold one container."""
+        """Its processes that each hold one container, or held one: an engine that is killed while it
+        makes a container forgets them."""
         address = f"{self._folder}/x/containerd/containerd.sock".encode()
         found: list[int] = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
@@ -125,12 +129,9 @@ class PrivateEngine:
     def clean(self) -> None:
         """End what is left of containers, and remove its directories. It must not run."""
         for shim in self.shims():
-            children = Path(f"/proc/{shim}/task/{shim}/children")
-            with suppress(OSError):
-                for pid in children.read_text().split():
-                    os.kill(int(pid), signal.SIGKILL)
-            with suppress(OSError):
-                os.kill(shim, signal.SIGKILL)
+            for pid in (*_children(shim), shim):
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
         with suppress(OSError):
             for container in (self._folder / "d" / "containers").iterdir():
                 for group in Path("/sys/fs/cgroup").glob(f"**/docker/{container.name}"):
@@ -138,6 +139,22 @@ class PrivateEngine:
                         group.rmdir()
         _unmount_all(self._folder)
         shutil.rmtree(self._folder)
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        tasks = Path(f"/proc/{pid}/task").glob("*/children")
+        return [int(child) for task in tasks for child in task.read_text().split()]
+    except OSError:
+        return []
+
+
+def _is_of_runc(pid: int) -> bool:
+    """A container that was made and never started."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"runc\0init")
+    except OSError:
+        return True
 
 
 def _runs(pid: int) -> bool:

@@ -30,13 +30,11 @@ def write_raw(data: bytes, *, to: Literal["stdout", "stderr"] = "stdout") -> Non
     text = sys.stdout if to == "stdout" else sys.stderr
     text.flush()
     try:
-        fd = text.fileno()
-    except (
-        io.UnsupportedOperation
-    ):  # no file: a program that calls the command reads what it prints
-        text.write(data.decode(errors="replace"))
+        number = text.fileno()
+    except io.UnsupportedOperation:  # in memory: the command was called from Python
+        text.buffer.write(data)
         return
-    with os.fdopen(fd, "wb", closefd=False) as stream:
+    with os.fdopen(number, "wb", closefd=False) as stream:
         stream.write(data)
 
 

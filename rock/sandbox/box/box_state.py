@@ -76,6 +76,7 @@ class BoxState:
         except (SandboxDied, CapacityExceeded):
             raise
         except SandboxError as exc:
+            await self._channel.ping()  # one that is ending has other reasons
             # Without layers the sandbox is as good as before, but for its state.
             self._why_not, self._layers = exc.message, None
             log.info("files cannot be put back in place: %s", exc.message)
@@ -137,6 +138,7 @@ class BoxState:
         self._below = chain
         for layer in chain:
             layer.hold()
+        layers.expect(self._base)
         made.append(Snapshot(secrets.token_hex(6), self._made_of, chain))
 
     async def diff(self, max_entries: int) -> Changes:

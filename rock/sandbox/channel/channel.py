@@ -318,9 +318,11 @@ class Channel:
         except OSError as exc:
             raise _lost(exc, "connect to the sandbox") from exc
 
-    async def open(self, kind: FrameType, body: bytes, what: str) -> int:
+    async def open(
+        self, kind: FrameType, body: bytes, what: str, *, descriptors: Sequence[int] = ()
+    ) -> int:
         """The descriptor that answers a request, owned by the caller."""
-        _, fd = await self.call(kind, body, what)
+        _, fd = await self.call(kind, body, what, descriptors=descriptors)
         if fd < 0:
             raise SandboxDied(f"{what}: the helper sent no descriptor")
         return fd

@@ -48,6 +48,7 @@ from rock.sandbox.docker.heartbeat import Heartbeat
 from rock.sandbox.docker.host_layers import ContainerRoot, HostLayers, Keeper
 from rock.sandbox.docker.images import Images
 from rock.sandbox.docker.reaper import reap
+from rock.sandbox.docker.removal import OwnEnd, Removal
 from rock.sandbox.ending import to_the_end
 from rock.sandbox.helper import helper_path
 from rock.sandbox.mount_rules import check_spec
@@ -65,6 +66,7 @@ SHARE_REMEDY = (
 )
 LEASE_SECONDS = 120.0
 """A sandbox whose harness is killed is gone so much later, at the latest."""
+AT_ONCE_SECONDS = 0.001
 EXPIRY_MARGIN_SECONDS = 60.0
 """A container still there this long after its helper should have ended it is the reaper's."""
 
@@ -110,6 +112,7 @@ class DockerProvider(Provider):
         self._owner = Owner.current()
         self._sandboxes: dict[str, StatefulSandbox] = {}
         self._streams: dict[str, MuxConnector] = {}
+        self._removal = Removal(self.engine)
         self._keeper = Keeper(self.base)
         self._no_layers = host_layers.why_impossible()
         if transport == "stream":
@@ -192,6 +195,7 @@ class DockerProvider(Provider):
     ) -> ChannelSandbox:
         sandbox_id = secrets.token_hex(6)
         layers: HostLayers | None = None
+        own_end: OwnEnd | None = None
         log_files = self._logs.of(sandbox_id)
         try:
             shared = None
@@ -210,18 +214,22 @@ class DockerProvider(Provider):
             channel = self._channel(sandbox_id, connector)
             await self._reach(sandbox_id, channel)
             layers, unbounded = await self._layers(sandbox_id, spec.limits.disk_bytes)
+            state = BoxState(
+                channel,
+                _made_of(spec, image),
+                layers,
+                why_not=self._no_layers,
+                pausable=shared is not None,
+            )
+            if shared is not None:
+                ask = functools.partial(state.renew, lifetime_seconds=AT_ONCE_SECONDS)
+                own_end = OwnEnd(ask, shared / SOCKET_NAME)
             box = Box(
                 id=sandbox_id,
                 channel=channel,
-                state=BoxState(
-                    channel,
-                    _made_of(spec, image),
-                    layers,
-                    why_not=self._no_layers,
-                    pausable=shared is not None,
-                ),
+                state=state,
                 keep_book=functools.partial(self._sandboxes.__setitem__, sandbox_id),
-                remove=functools.partial(self._discard, sandbox_id, layers),
+                remove=functools.partial(self._discard, sandbox_id, layers, own_end),
                 diagnose=functools.partial(
                     diagnose, self.engine, f"rock-{sandbox_id}", spec, self._now(), self._now
                 ),
@@ -245,7 +253,7 @@ class DockerProvider(Provider):
                 host_dirs.describe(shared.parent, api.encode(info), connector.helper_pid)
             self._check_open()
         except BaseException:  # whatever it was, also a cancellation, nothing may be left
-            await to_the_end(self._discard_quietly(sandbox_id, layers))
+            await to_the_end(self._discard_quietly(sandbox_id, layers, own_end))
             if log_files is not None:
                 log_files.remove()
             raise
@@ -261,8 +269,12 @@ class DockerProvider(Provider):
         """
         if self._no_layers:
             return None, self._no_layers
-        found = await self.engine.storage(f"rock-{sandbox_id}")
+        name = f"rock-{sandbox_id}"
+        found = await self.engine.storage(name)
         if not found.lower or not host_layers.all_here(found.lower):
+            # What has just ended has no layers any more, and says nothing about the others.
+            if not await self.engine.running(name):
+                raise SandboxDied(f"{name} ended while it was made")
             self._no_layers = (
                 f"the engine's images ({found.driver}) are no directories seen from here"
             )
@@ -310,6 +322,7 @@ class DockerProvider(Provider):
         await self._heartbeat.stop()
         self._logs.close()
         await self._keeper.close()
+        await self._removal.close()
         await self.engine.close()
 
     def sandboxes(self) -> list[Sandbox]:
@@ -323,24 +336,28 @@ class DockerProvider(Provider):
         expires = self._now() + spec.lifetime_seconds + EXPIRY_MARGIN_SECONDS
         return {RUN: self.run_id, EXPIRES: f"{expires:.0f}", **self._owner.labels()}
 
-    async def _discard(self, sandbox_id: str, layers: HostLayers | None) -> None:
+    async def _discard(
+        self, sandbox_id: str, layers: HostLayers | None, own_end: OwnEnd | None
+    ) -> None:
         """Remove a sandbox's container and directory; the directory also if the engine fails."""
         if layers is not None:
             await layers.end()
         try:
-            await self.engine.remove(f"rock-{sandbox_id}")
+            await self._removal.remove(f"rock-{sandbox_id}", own_end)
         finally:
             if (stream := self._streams.pop(sandbox_id, None)) is not None:
                 await stream.close()
             host_dirs.remove(self.base / sandbox_id)
             self._sandboxes.pop(sandbox_id, None)
 
-    async def _discard_quietly(self, sandbox_id: str, layers: HostLayers | None) -> None:
+    async def _discard_quietly(
+        self, sandbox_id: str, layers: HostLayers | None, own_end: OwnEnd | None
+    ) -> None:
         """Clean up after a failure that is already on its way to the caller."""
         try:
-            await self._discard(sandbox_id, layers)
+            await self._discard(sandbox_id, layers, own_end)
         except SandboxError as exc:
-            log.warning("sandbox %s is left to the reaper: %s", sandbox_id, exc.message)
+            log.warning("sandbox %s is not removed yet: %s", sandbox_id, exc.message)
 
     def _channel(self, sandbox_id: str, connector: PathConnector | None) -> Channel:
         """Through the shared directory; without one, over a stream of the engine."""

@@ -26,6 +26,7 @@ import docker.errors
 import requests.exceptions
 
 from rock.errors import ProviderAway, ProviderUnavailable, SandboxDied, SandboxError
+from rock.sandbox.docker.engine_socket import use_socket
 from rock.sandbox.ending import to_the_end
 
 Result = TypeVar("Result")
@@ -360,7 +361,6 @@ class Engine:
             return self._client
 
     def _connect(self) -> _Api:
-        self._knock()
         # docker-py can find the version by itself, but a client that fails at it is never closed.
         first = self._open(OLDEST_API)
         try:
@@ -377,17 +377,6 @@ class Engine:
             )
         return self._open(version)
 
-    def _knock(self) -> None:
-        """See that something listens. docker-py leaks a socket where nothing does."""
-        if not self.address.startswith("unix://"):
-            return
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knocking:
-            knocking.settimeout(self._timeout_seconds)
-            try:
-                knocking.connect(self.address.removeprefix("unix://"))
-            except OSError as exc:
-                raise self._unreachable(exc) from exc
-
     def _unreachable(self, cause: BaseException) -> ProviderAway:
         return ProviderAway(
             f"no Docker engine answers at {self.address} ({root_cause(cause)}); {REMEDY}"
@@ -400,6 +389,8 @@ class Engine:
             timeout=cast(int, self._timeout_seconds),
             max_pool_size=self._pool_size,
         )
+        if self.address.startswith("unix://"):
+            use_socket(made, self.address.removeprefix("unix://"), self._pool_size)
         return cast(_Api, made)
 
     async def _run(
@@ -423,12 +414,7 @@ class Engine:
     ) -> Result:
         try:
             client = await self._connected()
-
-            def knock_and_work() -> Result:
-                self._knock()
-                return work(client)
-
-            return await self._run(knock_and_work, pool)
+            return await self._run(lambda: work(client), pool)
         except docker.errors.APIError as exc:
             words = exc.explanation or str(exc)
             raise SandboxError(f"the engine could not {doing}: {words}") from exc
