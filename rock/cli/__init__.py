@@ -1,7 +1,8 @@
 """The `rock` command: the composition root. It parses, builds and runs; nothing imports it.
 
-One file per command. Exit codes: 0 done, 1 the work failed, 2 the call or a file was wrong, 130
-interrupted. Errors are one message on stderr, without a traceback; `ROCK_LOG_LEVEL=DEBUG` shows it.
+`app` is the table of commands; each command has a file, or a package together with its like. Exit codes:
+0 done, 1 the work failed, 2 the call or a file was wrong, 130 interrupted. Errors are one message on
+stderr, without a traceback; `ROCK_LOG_LEVEL=DEBUG` shows it.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 import typer
 
 import rock
-from rock.cli.agents_app import agents_app
-from rock.cli.runs_app import runs_app
-from rock.cli.sandbox_app import sandbox_app
+from rock.cli.agents.app import agents_app
+from rock.cli.runs.app import runs_app
+from rock.cli.sandbox.app import sandbox_app
 from rock.errors import ConfigError
 
 app = typer.Typer(
@@ -163,7 +163,7 @@ def run(
     ] = False,
 ) -> None:
     """Run the episodes of a run file; started again on its run directory, it goes on."""
-    from rock.cli.run import run_file
+    from rock.cli.running.run import run_file
     from rock.rollout.planning import Selection
 
     chosen = Selection(
@@ -199,7 +199,7 @@ def show(
     json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Show a run's figures and episodes, or one episode's trajectory."""
-    from rock.cli.show import show_episode, show_run
+    from rock.cli.runs.show import show_episode, show_run
 
     if episode is None:
         if tokens:
@@ -218,7 +218,7 @@ def diff(
     json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Where two trajectories part: messages, tokens, rewards. Exit code 1 if they do."""
-    from rock.cli.diff import run_diff
+    from rock.cli.runs.diff import run_diff
 
     run_diff((run_a, episode_a), (run_b, episode_b), as_json=json)
 

@@ -30,7 +30,8 @@ from rock.rollout.groups import final_record
 from rock.rollout.inputs.networks import reach, reaches_of
 from rock.rollout.inputs.task import LoadedTask, Task
 from rock.rollout.records.evidence import class_of_error, describe
-from rock.rollout.records.ledger import EpisodeRegraded, GroupState
+from rock.rollout.records.ledger_lines import EpisodeRegraded
+from rock.rollout.records.ledger_state import GroupState
 from rock.rollout.records.outcome import Outcome, OutcomeClass, Phase, graded, outcome_of
 from rock.rollout.records.record import Record, now, seen
 from rock.rollout.records.rundir import RunDir, plan_of

@@ -34,7 +34,8 @@ from rock.rollout.planning import (
     plan_for,
     stopped_record,
 )
-from rock.rollout.records.ledger import AttemptStarted, EpisodeReopened, GroupDropped, GroupState
+from rock.rollout.records.ledger_lines import AttemptStarted, EpisodeReopened, GroupDropped
+from rock.rollout.records.ledger_state import GroupState
 from rock.rollout.records.outcome import RUN_AGAIN, TABLE, OutcomeClass
 from rock.rollout.records.record import Plan, Record, now
 from rock.rollout.records.rundir import RunDir

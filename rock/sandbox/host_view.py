@@ -27,8 +27,6 @@ _ETC_DIRS = ("", "pki", "pki/tls", "ssl")
 EMPTY_DIRS = (
     "/media", "/mnt", "/opt", "/run", "/srv", "/var", "/var/cache", "/var/lib", "/var/log",
 )  # fmt: skip
-OPEN_DIRS = ("/tmp", "/var/tmp", "/dev/shm")
-"""World-writable, with the sticky bit."""
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 DEVICE_LINKS = (
     ("fd", "/proc/self/fd"),

@@ -33,8 +33,8 @@ async def test_a_sandbox_is_made_looked_into_and_stopped_from_the_command_line(
         assert made.code == 0, made
         box = made.out.strip()
         listed = json.loads((await rock("sandbox", "ps", "--json", home=tmp_path)).out)
-        # Others may run on this machine's engine; only this one is the server's.
-        assert [info["id"] for info in listed if info["provider"] == "local"] == [box]
+        # Others may run on this machine, made by its engine and by other harnesses.
+        assert [info["provider"] for info in listed if info["id"] == box] == ["local"]
 
         script = "echo out; echo err >&2; exit 7"
         ran = await rock("sandbox", "exec", box[:6], "sh", "-c", script, home=tmp_path)

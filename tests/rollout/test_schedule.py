@@ -16,7 +16,8 @@ from rock.modelservice.wire import Lease
 from rock.modelservice.wire.groups import ClaimedGroup
 from rock.rollout.inputs.runfile import RunFile
 from rock.rollout.planning import Selection
-from rock.rollout.records.ledger import State, replay
+from rock.rollout.records.ledger import replay
+from rock.rollout.records.ledger_state import State
 from rock.rollout.records.outcome import OutcomeClass, Phase
 from rock.rollout.records.record import Record, decode
 from rock.rollout.records.rundir import read_records

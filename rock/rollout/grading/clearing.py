@@ -26,11 +26,7 @@ OPEN = (
 
 
 async def remove_paths(sandbox: Sandbox, paths: Sequence[str]) -> None:
-    """Remove files and trees of whatever owner; they are gone on return. Raises `TaskError`.
-
-    No user of a sandbox has capabilities, so root cannot remove what the agent's user owns: each
-    removes what it may, if need be after taking back the modes that forbid it.
-    """
+    """Remove files and trees of whatever owner; they are gone on return. Raises `TaskError`."""
     for some in _portions(paths):
         await _remove(sandbox, some)
 
@@ -66,6 +62,7 @@ def _portions(paths: Sequence[str]) -> Iterator[list[str]]:
 async def tool(
     sandbox: Sandbox, argv: Sequence[str], *, user: str | None = None, cwd: str | None = None
 ) -> ExecResult:
+    """One command of the sandbox's own, to its end. Raises `TaskError`, `BadUser`, and what the box raises."""
     try:
         result = await sandbox.exec(argv, timeout_seconds=TOOL_SECONDS, user=user, cwd=cwd)
     except CommandNotFound as exc:

@@ -113,6 +113,9 @@ class LimitsConfig(Strict):
     cpus: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="Processor share of a sandbox."
     )
+    disk_bytes: Annotated[int, Field(ge=16 * 1024**2)] | None = Field(
+        default=None, description="All that is written in a sandbox."
+    )
     max_calls: Count | None = Field(
         default=None, description="Calls to the model that one episode may make."
     )
@@ -335,8 +338,12 @@ class RunFile(Strict):
         return self
 
     def sandbox_limits(self) -> Limits:
+        limits = self.limits
         return Limits(
-            memory_bytes=self.limits.memory_bytes, pids=self.limits.pids, cpus=self.limits.cpus
+            memory_bytes=limits.memory_bytes,
+            pids=limits.pids,
+            cpus=limits.cpus,
+            disk_bytes=limits.disk_bytes,
         )
 
     def mounts(self) -> tuple[Mount, ...]:

@@ -36,7 +36,8 @@ from rock.errors import ConfigError, LedgerError
 from rock.rollout.inputs.changes import differences
 from rock.rollout.inputs.runfile import RunFile
 from rock.rollout.records.durable import write_atomically
-from rock.rollout.records.ledger import Ledger, RunOpened, replay
+from rock.rollout.records.ledger import Ledger, replay
+from rock.rollout.records.ledger_lines import RunOpened
 from rock.rollout.records.record import SCHEMA as RECORD_SCHEMA
 from rock.rollout.records.record import Plan, Record, decode, encode, file_name_of, now
 from rock.secrets import redact

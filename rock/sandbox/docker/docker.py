@@ -1,7 +1,7 @@
 """The docker provider: one hardened container per sandbox, with the helper as its PID 1.
 
 The engine only makes and removes containers. Commands, files and sockets go through the helper's unix
-socket in a private host directory (`rundir`), so the engine is off the path and nothing is needed
+socket in a private host directory (`host_dirs`), so the engine is off the path and nothing is needed
 from the image. `container` says what exactly is asked of the engine.
 
 `spec.image` is an engine image reference: its variables are the base of the commands' environment,
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rock.errors import ProviderUnavailable, SandboxDied, SandboxError
-from rock.sandbox import api, rundir
+from rock.sandbox import api, host_dirs
 from rock.sandbox.base import (
     IMAGE_USER,
     Availability,
@@ -101,7 +101,7 @@ class DockerProvider(Provider):
     ) -> None:
         self.engine = Engine(host)
         self.run_id = run_id
-        self.base = base or rundir.default_base()
+        self.base = base or host_dirs.default_base()
         self._transport = transport
         self.images = Images(
             self.engine, self.base, pull=pull, pull_timeout_seconds=pull_timeout_seconds
@@ -121,7 +121,7 @@ class DockerProvider(Provider):
         self._lease_seconds = lease_seconds if transport == "socket" else 0.0
         self._heartbeat = Heartbeat(self._sandboxes.values, lease_seconds=self._lease_seconds)
         self._admission = Admission(DOCKER_COST, self.base)
-        self._logs = rundir.LogFolder(self.base)
+        self._logs = host_dirs.LogFolder(self.base)
         self._closed = False
 
     async def probe(self) -> Availability:
@@ -200,7 +200,7 @@ class DockerProvider(Provider):
         try:
             shared = None
             if self._transport == "socket":
-                shared = rundir.make(self.base, sandbox_id, self._owner) / "run"
+                shared = host_dirs.make(self.base, sandbox_id, self._owner) / "run"
             config = container_config(
                 spec,
                 programs=hostroot.program_directories() if spec.image is None else [],
@@ -250,7 +250,7 @@ class DockerProvider(Provider):
                 info = api.info_of(
                     sandbox, sandbox_id=sandbox_id, provider=self.name, age_seconds=0.0
                 )
-                rundir.describe(shared.parent, api.encode(info), connector.helper_pid)
+                host_dirs.describe(shared.parent, api.encode(info), connector.helper_pid)
             self._check_open()
         except BaseException:  # whatever it was, also a cancellation, nothing may be left
             await to_the_end(self._discard_quietly(sandbox_id, layers, own_end))
@@ -347,7 +347,7 @@ class DockerProvider(Provider):
         finally:
             if (stream := self._streams.pop(sandbox_id, None)) is not None:
                 await stream.close()
-            rundir.remove(self.base / sandbox_id)
+            host_dirs.remove(self.base / sandbox_id)
             self._sandboxes.pop(sandbox_id, None)
 
     async def _discard_quietly(

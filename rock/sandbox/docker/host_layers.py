@@ -25,7 +25,7 @@ from pathlib import Path
 
 from rock import process
 from rock.errors import SandboxDied, SandboxError
-from rock.sandbox import rundir
+from rock.sandbox import host_dirs
 from rock.sandbox.box.layering import Layers, open_directory
 from rock.sandbox.channel import frames
 from rock.sandbox.channel.channel import Channel
@@ -138,7 +138,7 @@ class Keeper:
     async def _start(self) -> None:
         if self._folder is None:
             name = f"layers-{os.getpid()}-{id(self):x}"
-            self._folder = rundir.make(self._base, name, Owner.current())
+            self._folder = host_dirs.make(self._base, name, Owner.current())
         near, far = socket.socketpair(
             socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
         )
@@ -253,7 +253,7 @@ class Keeper:
             self._trash.clear()
             await asyncio.wait([self._emptying])
         if self._folder is not None:
-            await asyncio.to_thread(rundir.remove, self._folder)
+            await asyncio.to_thread(host_dirs.remove, self._folder)
 
 
 @dataclass(frozen=True, slots=True)

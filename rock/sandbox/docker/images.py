@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, Iterable
 from pathlib import Path
 
 from rock.errors import BuildFailed, ConfigError, ProviderUnavailable, SandboxError
-from rock.sandbox import rundir
+from rock.sandbox import host_dirs
 from rock.sandbox.base import BuildNetwork, Built
 from rock.sandbox.docker import hostroot
 from rock.sandbox.docker.builds import build
@@ -129,7 +129,7 @@ class Images:
         timeout_seconds: float,
     ) -> Built:
         reference = f"{BUILT}:{key}"
-        rundir.prepare_base(self._base)
+        host_dirs.prepare_base(self._base)
         async with locked(self._base / f"build-{key}.lock", within_seconds=timeout_seconds):
             if (found := await self._engine.image(reference)) is not None:
                 return Built(reference=reference, user=found.user)
@@ -175,7 +175,7 @@ class Images:
         archive = await asyncio.to_thread(hostroot.archive)
         tag = hashlib.sha256(archive).hexdigest()[:12]
         reference = f"{HOST_IMAGE}:{tag}"
-        rundir.prepare_base(self._base)
+        host_dirs.prepare_base(self._base)
         async with locked(self._base / "host-image.lock", within_seconds=LOCK_SECONDS):
             found = await self._engine.image(reference)
             if found is None:

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from rock import process
 from rock.errors import ConfigError, ProviderUnavailable, SandboxError
-from rock.sandbox import rundir
+from rock.sandbox import host_dirs
 from rock.sandbox.base import IMAGE_USER, Availability, Provider, Sandbox, SandboxSpec
 from rock.sandbox.box.box_state import BoxState
 from rock.sandbox.box.channel_sandbox import ChannelSandbox, common_rlimits
@@ -89,8 +89,8 @@ class LocalProvider(Provider):
         self._closed = False
         _raise_open_files()
         cgroups.remove_leftovers()
-        self._base = base or rundir.default_base()
-        self._logs = rundir.LogFolder(self._base)
+        self._base = base or host_dirs.default_base()
+        self._logs = host_dirs.LogFolder(self._base)
         self._cleaned = False
         self._slots = random.Random(secrets.randbits(64))
         self._ids_of: dict[str, Ids] = {}
@@ -195,7 +195,7 @@ class LocalProvider(Provider):
         """Once: the logs of harnesses that are gone."""
         if not self._cleaned:
             self._cleaned = True
-            rundir.remove_orphans(self._base, "log", now_seconds=wall_seconds())
+            host_dirs.remove_orphans(self._base, "log", now_seconds=wall_seconds())
 
     async def _replace(self, sandbox: StatefulSandbox) -> tuple[StatefulSandbox, ResetTier]:
         return await self.create(sandbox.spec), ResetTier.REBUILD

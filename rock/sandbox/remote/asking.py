@@ -20,8 +20,8 @@ _CALL_SECONDS = 120.0
 REMEDY = "start one with `rock sandbox serve`, and give its address and its key"
 
 
-class Api:
-    """Requests to one server."""
+class ServerRequests:
+    """Requests to one server, and the streams to the sandboxes there."""
 
     def __init__(self, url: str, key: str, socket: Path | None) -> None:
         self.url = url.rstrip("/")

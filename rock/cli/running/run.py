@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 
 from rock.cli.output import unheard
-from rock.cli.progress import view_for
+from rock.cli.running.progress import view_for
 from rock.cli.serve import service_dir, wait_for_service
 from rock.config import read_environment, validated
 from rock.errors import ConfigError, RockError

@@ -9,7 +9,8 @@ from dataclasses import asdict
 
 import typer
 
-from rock.cli.sandbox_at import address, end, server_here, sources, table, with_sandbox
+from rock.cli.sandbox.finding import address, server_here, sources, with_sandbox
+from rock.cli.sandbox.screen import end, table
 from rock.config import read_environment
 from rock.errors import NotFound, NotSupported, ProviderUnavailable
 from rock.sandbox import api

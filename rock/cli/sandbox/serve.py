@@ -12,7 +12,7 @@ from pathlib import Path
 
 import typer
 
-from rock.cli.sandbox_at import server_dir
+from rock.cli.sandbox.finding import server_dir
 from rock.config import read_environment
 from rock.errors import ConfigError
 from rock.sandbox.doctor import choose_provider, providers

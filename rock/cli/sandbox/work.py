@@ -16,7 +16,8 @@ from pathlib import Path
 import typer
 
 from rock.cli.output import write_raw
-from rock.cli.sandbox_at import end, with_sandbox
+from rock.cli.sandbox.finding import with_sandbox
+from rock.cli.sandbox.screen import end
 from rock.errors import CommandNotFound, CommandRefused, ConfigError, RockError
 from rock.sandbox.box.channel_sandbox import ChannelSandbox
 from rock.sandbox.command import ExecResult, ExecStatus, Process, TerminalSize

@@ -1,4 +1,4 @@
-"""The table of `rock agents` commands; what they do is in `agents`, imported when one is called."""
+"""The table of `rock agents` commands; what they do is in `presets`, imported when one is called."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Into = Annotated[
 @agents_app.command("list")
 def list_(into: Into = None, json: Json = False) -> None:
     """The presets: package, dialect, whether it is installed here, and whether it was tried."""
-    from rock.cli.agents import list_agents
+    from rock.cli.agents.presets import list_agents
 
     list_agents(into, as_json=json)
 
@@ -38,7 +38,7 @@ def show(
     json: Json = False,
 ) -> None:
     """All that a preset stands for: install, command, environment, files, mounts, how it ends."""
-    from rock.cli.agents import show_agent
+    from rock.cli.agents.presets import show_agent
 
     show_agent(name, into, as_json=json)
 
@@ -62,7 +62,7 @@ def install(
     ] = "engine",
 ) -> None:
     """Install presets on this machine, to be mounted read-only, or into an image."""
-    from rock.cli.agents import install_agents, install_into_image
+    from rock.cli.agents.presets import install_agents, install_into_image
 
     if image is None:
         install_agents(names, into)
