@@ -32,10 +32,10 @@ test-torch: setup  ## exported tokens against a real transformer, a real learner
 	@$(BIN)/pytest -m torch
 
 test-sandboxes: setup  ## every check of the sandbox contract on every provider
-	@$(BIN)/pytest -m "soak or not soak" -n $(WORKERS) tests/sandbox/test_conformance.py
+	@$(BIN)/pytest -m "soak or not soak" -n $(WORKERS) --dist worksteal tests/sandbox/test_conformance.py
 
 soak-sandbox: setup  ## thousands of sandboxes with faults: nothing may be left, memory may not grow
-	@$(BIN)/pytest -m soak -s tests/sandbox/test_soak.py
+	@$(BIN)/pytest -m soak -s tests/sandbox/test_soak.py tests/sandbox/test_engine_restart.py
 
 soak-service: setup  ## break ModelService for a long time: kills, full disks, hostile content
 	@$(BIN)/pytest -m soak -s tests/modelservice
@@ -43,15 +43,18 @@ soak-service: setup  ## break ModelService for a long time: kills, full disks, h
 soak-rollout: setup ## all that a run stands on killed in every phase, storms, broken run directories
 	@$(BIN)/pytest -m soak tests/rollout tests/cli
 
-fuzz: setup      ## ten thousand hostile bodies per dialect through a socket
-	@$(BIN)/pytest -m fuzz -s tests/modelservice/test_dialect_socket_fuzz.py
+fuzz: setup      ## ten thousand hostile bodies per dialect, thousands of hostile frames for the helper
+	@$(BIN)/pytest -m fuzz -s tests/modelservice/test_dialect_socket_fuzz.py tests/sandbox/test_helper_fuzz.py
 
-bench: setup     ## measure the loop beside nginx and other gateways, against its bars
+bench: setup     ## measure the loop and sandboxes beside others, against their bars
 	@benchmarks/peers.sh
 	@$(BIN)/python benchmarks/loop.py --check
+	@$(BIN)/python benchmarks/sandbox.py --check
+	@$(BIN)/python benchmarks/sandbox_state.py --check
 
 test-clients: setup  ## install real agents (2.5 GB, once) and run them against ModelService
 	-@$(BIN)/python -m tests.clients.install
+	-@! docker version >/dev/null 2>&1 || tests/images/build.sh test trixie
 	@$(BIN)/pytest -m clients -n $(WORKERS) tests/clients
 
 lint: setup      ## format check, ruff, pyright, import contracts

@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rock.modelservice.journal.journal import Journal, frame
+from rock.modelservice.journal.journal import Journal, framed
 
 CONCURRENCY = (1, 64, 512)
 RECORDS = [
@@ -113,7 +113,7 @@ def log_thread(folder: Path) -> tuple[Append, Close]:
 
 
 def _written(fd: int, records: list[bytes]) -> None:
-    os.write(fd, b"".join(map(frame, records)))
+    os.write(fd, framed(records))
 
 
 def sqlite(synchronous: str) -> Callable[[Path], tuple[Append, Close]]:

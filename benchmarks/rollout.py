@@ -4,8 +4,9 @@
 
 *Overhead*: the same agent command, the same number at once, with a model that thinks for a second per
 turn: as bare processes on this machine that ask a plain server, and as episodes of `rock run` in local
-sandboxes, with journal, tokens, grades and records. Wall time from the first start to the last end; the
-best of the rounds of each.
+sandboxes, with journal, tokens, grades and records. Wall time from the first start to the last end, in
+rounds: bare, `rock run`, bare, and so on. The overhead is the median of the rounds' ratios, since what else
+loads the machine loads both halves of a round.
 
 *Throughput*: `--episodes` episodes with a model that hardly thinks. Episodes per hour, the harness
 process's own CPU per episode and its share of one core, and its resident memory over the number of
@@ -24,6 +25,7 @@ import json
 import os
 import shutil
 import signal
+import statistics
 import sys
 import tempfile
 import time
@@ -87,8 +89,9 @@ class Figures:
     concurrency: int
     turns: int
     overhead_episodes: int
-    bare_seconds: float
-    rock_seconds: float
+    bare_seconds: list[float]
+    rock_seconds: list[float]
+    """By rounds."""
     phases: dict[str, Any]
     episodes: int
     valid: int
@@ -100,7 +103,13 @@ class Figures:
 
     @property
     def overhead(self) -> float:
-        return self.rock_seconds / self.bare_seconds - 1
+        return statistics.median(self.ratios)
+
+    @property
+    def ratios(self) -> list[float]:
+        """How much longer `rock run` took than the bare agents of the same round, as a share."""
+        rounds = zip(self.rock_seconds, self.bare_seconds, strict=True)
+        return [rock / bare - 1 for rock, bare in rounds]
 
     def bars(self) -> list[Bar]:
         return [
@@ -215,16 +224,16 @@ async def measure(options: argparse.Namespace, folder: Path) -> Figures:
     for _ in range(options.rounds):
         bares.append(await run_bare(folder, count, concurrency, turns))
         runs.append(await run_rock(folder, count, concurrency, turns, THINK_SECONDS))
-    best = min(runs, key=lambda run: run.seconds)
+    middle = sorted(runs, key=lambda run: run.seconds)[len(runs) // 2]
     many = await run_rock(folder, options.episodes, concurrency, turns, HARDLY_SECONDS)
     total = many.report["total"]
     return Figures(
         concurrency=concurrency,
         turns=turns,
         overhead_episodes=count,
-        bare_seconds=min(bares),
-        rock_seconds=best.seconds,
-        phases=best.report["total"]["phases"],
+        bare_seconds=bares,
+        rock_seconds=[run.seconds for run in runs],
+        phases=middle.report["total"]["phases"],
         episodes=total["episodes"],
         valid=total["valid"],
         episodes_per_hour=3600 * total["episodes"] / many.seconds,
@@ -238,8 +247,10 @@ async def measure(options: argparse.Namespace, folder: Path) -> Figures:
 def show(figures: Figures) -> None:
     print(
         f"{figures.overhead_episodes} episodes x {figures.turns} turns, {figures.concurrency} at once, "
-        f"{THINK_SECONDS:g} s per turn: bare {figures.bare_seconds:.2f} s, rock "
-        f"{figures.rock_seconds:.2f} s, {figures.overhead:+.1%}"
+        f"{THINK_SECONDS:g} s per turn, {len(figures.bare_seconds)} rounds: "
+        f"bare {statistics.median(figures.bare_seconds):.2f} s, "
+        f"rock {statistics.median(figures.rock_seconds):.2f} s, {figures.overhead:+.1%} "
+        f"(by rounds: {', '.join(f'{ratio:+.1%}' for ratio in figures.ratios)})"
     )
     for phase, spread in figures.phases.items():
         print(f"  {phase:<10} p50 {spread['p50']:.3f} s  p95 {spread['p95']:.3f} s")
@@ -259,7 +270,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--waves", type=float, default=3, help="episodes per place, for the overhead"
     )
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args(argv)

@@ -1,9 +1,9 @@
-"""Sandbox operations per provider, and `docker exec` beside them.
+"""Sandbox operations per provider, and beside them what docker itself and SWE-ReX take for the same.
 
     python benchmarks/sandbox.py [--providers local,docker] [--creates 5] [--execs 100] [--json] [--check]
 
 Figures are medians in milliseconds, taken in one run on one machine: compare ratios. Operations are
-taken in turn with `docker exec`, so that other work on the machine slows both. `--check` exits with 1
+taken in turn with the others' (`sandbox_peers.py`), so that other work on the machine slows both. `--check` exits with 1
 and says which bar falls short. A provider that does not work here is named with its reason and left
 out, and so is a bar whose figures could not be taken.
 """
@@ -16,13 +16,14 @@ import contextlib
 import json
 import shutil
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import TypeAlias
 
 from bar import Bar
+from sandbox_peers import Work, peers
 
 from rock.config import read_environment
 from rock.sandbox.base import Provider, Sandbox, SandboxSpec
@@ -31,6 +32,7 @@ from rock.sandbox.doctor import providers
 PROCESS_RATIO = 1 / 25
 SHELL_RATIO = 1 / 50
 FILE_MS = 5.0
+Medians: TypeAlias = tuple[dict[str, float], dict[str, float]]
 ROUNDS = 10
 """Each operation is measured in so many pieces, between pieces of the others."""
 
@@ -48,33 +50,37 @@ class Figures:
     write_read_1kb_ms: float | None = None
     stop_ms: float | None = None
     docker_exec_ms: float | None = None
+    others: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Milliseconds of theirs, in the same rounds."""
     reason: str | None = None
 
 
-Work = Callable[[], Awaitable[object]]
-
-
 async def times_ms(count: int, work: Work) -> list[float]:
+    """What says itself how many seconds it took is believed."""
     times: list[float] = []
     for _ in range(count):
         started = time.perf_counter()
-        await work()
-        times.append(1000 * (time.perf_counter() - started))
+        said = await work()
+        took = time.perf_counter() - started
+        times.append(1000 * (said if isinstance(said, float) else took))
     return times
 
 
-async def in_turn(execs: int, works: dict[str, Work], docker: Work | None) -> dict[str, float]:
-    """The median of each operation; a piece of each in every round."""
-    every: dict[str, list[float]] = {name: [] for name in [*works, "docker_exec_ms"]}
+async def in_turn(execs: int, works: Mapping[str, Work], others: Mapping[str, Work]) -> Medians:
+    """The medians of both; in every round a piece of each operation, and each of the others once."""
+    every: dict[str, list[float]] = {name: [] for name in [*works, *others]}
     for _ in range(ROUNDS):
         for name, work in works.items():
             every[name] += await times_ms(max(1, execs // ROUNDS), work)
-        if docker is not None:
-            every["docker_exec_ms"] += await times_ms(1, docker)
-    return {name: statistics.median(times) for name, times in every.items() if times}
+        for name, work in others.items():
+            every[name] += await times_ms(1, work)
+    medians = {name: statistics.median(times) for name, times in every.items()}
+    return {name: medians[name] for name in works}, {name: medians[name] for name in others}
 
 
-async def measure(provider: Provider, creates: int, execs: int, docker: Work | None) -> Figures:
+async def measure(
+    provider: Provider, creates: int, execs: int, others: Mapping[str, Work]
+) -> Figures:
     found = await provider.probe()
     if not found.available:
         return Figures(provider=provider.name, reason=found.detail)
@@ -115,19 +121,14 @@ async def measure(provider: Provider, creates: int, execs: int, docker: Work | N
             "stream_first_byte_ms": stream,
             "write_read_1kb_ms": write_and_read,
         }
-        medians = await in_turn(execs, works, docker)
+        medians, beside = await in_turn(execs, works, others)
     left = iter(boxes)
     stop_ms = statistics.median(await times_ms(len(boxes), lambda: next(left).stop()))
     return replace(
         Figures(provider=provider.name, create_ms=create_ms, stop_ms=stop_ms),
         **medians,
-    )
-
-
-async def docker_exec(box: Sandbox) -> None:
-    """The way that everybody else takes: a `docker exec` for each command."""
-    await asyncio.to_thread(
-        subprocess.run, ["docker", "exec", f"rock-{box.id}", "/usr/bin/true"], check=True
+        docker_exec_ms=beside.get("docker exec"),
+        others=beside,
     )
 
 
@@ -137,17 +138,12 @@ async def bench(names: list[str], creates: int, execs: int) -> list[Figures]:
         found = {one.name: one for one in providers(read_environment().docker_host)}
         for provider in found.values():
             await stack.enter_async_context(provider)
-        docker: Work | None = None
+        others: Mapping[str, Work] = {}
         if shutil.which("docker") and (await found["docker"].probe()).available:
-            beside = await found["docker"].create(SandboxSpec())
-
-            async def docker_exec_beside() -> None:
-                await docker_exec(beside)
-
-            docker = docker_exec_beside
+            others = await stack.enter_async_context(peers())
         for name, provider in found.items():
             if name in names:
-                rows.append(await measure(provider, creates, execs, docker))
+                rows.append(await measure(provider, creates, execs, others))
     return rows
 
 
@@ -178,6 +174,7 @@ def table(rows: list[Figures]) -> str:
         values = [asdict(row)[name] for name in names]
         shown = ["-" if value is None else f"{value:.2f}" for value in values]
         lines.append(f"{row.provider:10}" + "".join(f"{value:>19}" for value in shown))
+        lines += [f"{'':10}  {name}: {value:.1f}" for name, value in row.others.items()]
     return "\n".join([*lines, "medians in milliseconds"])
 
 

@@ -27,6 +27,7 @@ from bar import Bar
 
 from rock import process
 from rock.config import inherited_environment, read_environment
+from rock.errors import SandboxError
 from rock.sandbox.base import ExecResult, Provider, Sandbox, SandboxSpec
 from rock.sandbox.doctor import providers
 from rock.sandbox.pool import PooledProvider, PoolPolicy
@@ -53,6 +54,9 @@ class Figures:
     restore_ms: float | None = None
     idle_mb: float | None = None
     live: int | None = None
+    live_bound: str | None = None
+    """Why there were not more, if there were less than asked."""
+    live_create_seconds: float | None = None
     live_answer_seconds: float | None = None
     reason: str | None = None
 
@@ -159,17 +163,32 @@ def available_mb() -> float:
     return int(line.split()[1]) / 1024
 
 
+async def create_many(provider: Provider, many: int) -> tuple[list[Sandbox], str | None]:
+    """So many, or as many as the machine has room for, and then why there are no more."""
+    boxes: list[Sandbox] = []
+    reasons: list[str] = []
+    left = iter(range(many))
+
+    async def create() -> None:
+        for _ in left:
+            if reasons:
+                return
+            try:
+                boxes.append(await provider.create(SandboxSpec()))
+            except SandboxError as exc:
+                reasons.append(exc.message)
+
+    await asyncio.gather(*(create() for _ in range(8)))
+    return boxes, reasons[0] if reasons else None
+
+
 async def measure_many(figures: Figures, provider: Provider, many: int) -> None:
-    """As many as asked, all alive, every one answering; memory is what the machine has less of."""
-    at_once = asyncio.Semaphore(8)
-
-    async def create() -> Sandbox:
-        async with at_once:
-            return await provider.create(SandboxSpec())
-
+    """All alive, every one answering; memory is what the machine has less of."""
     before = available_mb()
-    boxes = await asyncio.gather(*(create() for _ in range(many)))
-    figures.idle_mb = (before - available_mb()) / many
+    started = time.perf_counter()
+    boxes, figures.live_bound = await create_many(provider, many)
+    figures.live_create_seconds = time.perf_counter() - started
+    figures.idle_mb = (before - available_mb()) / len(boxes)
     free = asyncio.Semaphore(64)
 
     async def answer(box: Sandbox) -> bool:
@@ -238,8 +257,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--providers", default="local,docker", help="names, with commas")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--many", type=int, default=1000, help="live local sandboxes, 0: none")
-    parser.add_argument("--many-docker", type=int, default=20, help="live docker sandboxes")
+    parser.add_argument("--many", type=int, default=1000, help="live local sandboxes")
+    parser.add_argument("--many-docker", type=int, default=20, help="live docker ones")
     parser.add_argument("--json", action="store_true", help="all figures as JSON")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a bar falls short")
     given = parser.parse_args()

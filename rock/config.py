@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from rock.errors import ConfigError
-from rock.secrets import telling, telling_values
+from rock.secrets import credentials_in, telling, telling_values
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -44,6 +44,9 @@ class Environment(Strict):
         description="What tests may not be skipped for want of (ROCK_REQUIRE)."
     )
     docker_host: str | None = Field(description="Engine address (DOCKER_HOST).")
+    api_base: str | None = Field(
+        description="Address of the backends' API, where it may hold a password (ROCK_API_BASE)."
+    )
     clients_dir: Path = Field(description="Where agents are installed (ROCK_CLIENTS_DIR).")
     sandbox_url: str | None = Field(
         description="Sandbox server of `rock sandbox` (ROCK_SANDBOX_URL)."
@@ -64,6 +67,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         state_dir=Path(env.get("ROCK_STATE_DIR") or default_state),
         require=frozenset(env.get("ROCK_REQUIRE", "").replace(",", " ").split()),
         docker_host=env.get("DOCKER_HOST"),
+        api_base=env.get("ROCK_API_BASE"),
         clients_dir=Path(env.get("ROCK_CLIENTS_DIR") or cache / "rock" / "clients").absolute(),
         sandbox_url=env.get("ROCK_SANDBOX_URL"),
         sandbox_key=env.get("ROCK_SANDBOX_KEY"),
@@ -120,6 +124,8 @@ def _field(location: tuple[int | str, ...]) -> str:
 
 def kind_of(value: Any) -> str:
     """A value's kind for an error message: short scalars are shown, the rest only named."""
+    if isinstance(value, str) and credentials_in(value):
+        return "an address with a password or key in it"
     if isinstance(value, str) and len(value) > 60:
         return f"a string of {len(value)} characters"
     if isinstance(value, int) and value.bit_length() > 200:

@@ -27,6 +27,8 @@ failed" are *results*, not errors; an error means that rock, its input or its su
     │   └── InvalidTransition       a bug: an event the state table does not list
     ├── SandboxError
     │   ├── ProviderUnavailable     the engine or kernel feature is not there; says the remedy
+    │   │   └── ProviderAway        the engine or server does not answer; it may come back
+    │   ├── BuildFailed             an image could not be built; has the log
     │   ├── CapacityExceeded        this machine has no room for another sandbox
     │   ├── SandboxDied             the box is gone or its helper stopped answering
     │   ├── SandboxBusy             it is paused, changing its state, or running what must not run
@@ -42,6 +44,7 @@ failed" are *results*, not errors; an error means that rock, its input or its su
         ├── TaskError               a task's data or grader is broken
         ├── LedgerError             a run directory cannot be used or does not fit the run
         ├── ExportError             an export directory cannot be used or does not fit the export
+        ├── InstallFailed           an agent cannot be installed; has what the installer said last
         ├── EnvironmentFailed       an environment cannot start, does not answer, or raised
         │   └── EnvironmentLost     it crashed and its state cannot be brought back; reset it
         └── RunFailed               a run cannot succeed any more: infrastructure, key, trainer
@@ -233,6 +236,23 @@ class ProviderUnavailable(SandboxError):
     code = "provider_unavailable"
 
 
+class ProviderAway(ProviderUnavailable):
+    """The sandbox engine or server does not answer."""
+
+    code = "provider_away"
+
+
+class BuildFailed(SandboxError):
+    """An image could not be built."""
+
+    code = "build_failed"
+
+    def __init__(self, message: str | None = None, *, log: str = "") -> None:
+        super().__init__(message)
+        self.log = log
+        """All that the engine said, as far as it is kept."""
+
+
 class SandboxDied(SandboxError):
     """The sandbox is gone."""
 
@@ -337,6 +357,12 @@ class ExportError(RolloutError):
     """The export cannot be written or gone on with."""
 
     code = "export_error"
+
+
+class InstallFailed(RolloutError):
+    """An agent cannot be installed."""
+
+    code = "install_failed"
 
 
 class EnvironmentFailed(RolloutError):

@@ -6,23 +6,27 @@
 A process registers what it knows: values of variables whose names say so, keys of its service, what a
 run file names. From then on logs, records, ledgers, trajectories, outputs and the command line are
 written through `redact` and `redact_text`. A value is also found as JSON and URLs spell it. Values under
-eight characters are not registered: they would be found in everything.
+eight characters are not registered: they would be found in everything. Addresses are looked into
+(`credentials_in`): `http://user:password@host`, `https://host/v1?api-key=...`.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import TextIO
-from urllib.parse import quote, quote_plus
+from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit
 
 MARK = "[redacted]"
 MIN_LENGTH = 8
 _TELLING = re.compile(
     r"(?:^|_)(?:API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)(?:_|$|\d)", re.I
 )
+_SIGNATURES = frozenset({"sig", "signature", "code", "auth", "authorization"})
+"""Further names of secrets in the query of an address."""
 _PLAIN = re.compile(r"/.*|\d{1,15}|[A-Za-z]{1,15}", re.DOTALL)
 _SHAPE = r"(?<![\w-])[A-Za-z0-9_-]{43}(?![\w-])"
 """Of ModelService's session keys: 32 bytes in URL-safe base64."""
@@ -103,23 +107,57 @@ def telling(name: str) -> bool:
 
 
 def telling_values(environ: Mapping[str, str], also: Iterable[str] = ()) -> list[str]:
-    """Values of the variables whose names say that they are secret, and of those in `also`.
+    """Values of the variables whose names say that they are secret, of those in `also`, and what is
+    secret in addresses (`DATABASE_URL`, `HTTPS_PROXY`).
 
     What only the name makes a secret must look like one: a path, a number or a plain word (`password`)
     would be found in texts that have nothing to do with it.
     """
     wanted = set(also)
-    return [
-        value
-        for name, value in environ.items()
-        if name in wanted or (telling(name) and not _PLAIN.fullmatch(value))
-    ]
+    found: list[str] = []
+    for name, value in environ.items():
+        if name in wanted or (telling(name) and not _PLAIN.fullmatch(value)):
+            found.append(value)
+        found += credentials_in(value)
+    return found
+
+
+def credentials_in(address: str) -> list[str]:
+    """What is secret in an address: user and password, also as the header that they become, and values
+    in the query whose names say so. Nothing for what is no address.
+
+    A password that is a plain word is only one where it stands: together with the user's name.
+    """
+    try:
+        parts = urlsplit(address)
+    except ValueError:
+        return []
+    if not parts.scheme or not parts.netloc:
+        return []
+    found: list[str] = []
+    login, at, _ = parts.netloc.rpartition("@")
+    if at and login:
+        user, _, password = login.partition(":")
+        near = f"{login}@"
+        found += [near if len(near) >= MIN_LENGTH else f"{parts.scheme}://{near}"]
+        found += _unless_plain(password or user)
+        named = f"{unquote(user)}:{unquote(password)}".encode()
+        found += [base64.b64encode(named).decode()]
+    for name, value in parse_qsl(parts.query):
+        if telling(name.replace("-", "_")) or name.lower() in _SIGNATURES:
+            found += [f"{name}={value}", f"{name}={quote(value, safe='')}", *_unless_plain(value)]
+    return found
+
+
+def _unless_plain(value: str) -> list[str]:
+    return [] if _PLAIN.fullmatch(value) else [value, unquote(value)]
 
 
 class RedactingStream:
     """A text stream that redacts what is written to it; everything else is the stream's own.
 
-    Each write is looked at by itself: a secret that is written in parts is not found.
+    Each write is looked at by itself: a secret that is written in parts is not found. It has no
+    `buffer`: libraries write bytes to that where the locale says ASCII, and nothing would be redacted.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -134,4 +172,6 @@ class RedactingStream:
             self.write(line)
 
     def __getattr__(self, name: str) -> object:
+        if name == "buffer":
+            raise AttributeError(name)
         return getattr(self._stream, name)

@@ -13,10 +13,6 @@ CallId = NewType("CallId", str)
 LeaseId = NewType("LeaseId", str)
 """Fencing token: only the newest lease of a call can complete it."""
 WorkerId = NewType("WorkerId", str)
-RunId = NewType("RunId", str)
-TaskId = NewType("TaskId", str)
-GroupId = NewType("GroupId", str)
-EpisodeId = NewType("EpisodeId", str)
 
 PolicyVersion: TypeAlias = int
 """Version of the weights that sampled a token; grows by at least one per weight update."""

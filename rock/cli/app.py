@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 import typer
 
 import rock
-from rock.cli.runs_app import runs_app
-from rock.cli.sandbox_app import sandbox_app
+from rock.cli.agents.app import agents_app
+from rock.cli.runs.app import runs_app
+from rock.cli.sandbox.app import sandbox_app
 from rock.errors import ConfigError
 
 app = typer.Typer(
@@ -68,7 +69,9 @@ def serve(
             "May be repeated; for more, --set backends_file=FILE."
         ),
     ] = None,
-    api_base: Annotated[str | None, typer.Option(help="Address of the backends' API.")] = None,
+    api_base: Annotated[
+        str | None, typer.Option(help="Address of the backends' API.", envvar="ROCK_API_BASE")
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="A setting, see docs/settings.md."),
@@ -144,7 +147,9 @@ def run(
             help="queue, or a backend: litellm:NAME, openai:NAME, engine:NAME, replay:PATH."
         ),
     ] = None,
-    api_base: Annotated[str | None, typer.Option(help="Address of the hosted model's API.")] = None,
+    api_base: Annotated[
+        str | None, typer.Option(help="Address of the hosted model's API.", envvar="ROCK_API_BASE")
+    ] = None,
     provider: Annotated[ProviderName | None, typer.Option(help="Who makes sandboxes.")] = None,
     concurrency: Annotated[int | None, typer.Option(min=1, help="Episodes at once.")] = None,
     out: Annotated[
@@ -158,7 +163,7 @@ def run(
     ] = False,
 ) -> None:
     """Run the episodes of a run file; started again on its run directory, it goes on."""
-    from rock.cli.run import run_file
+    from rock.cli.running.run import run_file
     from rock.rollout.planning import Selection
 
     chosen = Selection(
@@ -194,7 +199,7 @@ def show(
     json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Show a run's figures and episodes, or one episode's trajectory."""
-    from rock.cli.show import show_episode, show_run
+    from rock.cli.runs.show import show_episode, show_run
 
     if episode is None:
         if tokens:
@@ -213,7 +218,7 @@ def diff(
     json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Where two trajectories part: messages, tokens, rewards. Exit code 1 if they do."""
-    from rock.cli.diff import run_diff
+    from rock.cli.runs.diff import run_diff
 
     run_diff((run_a, episode_a), (run_b, episode_b), as_json=json)
 
@@ -259,6 +264,7 @@ def export(
 
 app.add_typer(sandbox_app, name="sandbox")
 app.add_typer(runs_app, name="runs")
+app.add_typer(agents_app, name="agents")
 
 tokens_app = typer.Typer(no_args_is_help=True, help="Tokenizers and chat templates.")
 app.add_typer(tokens_app, name="tokens")

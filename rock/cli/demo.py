@@ -22,8 +22,8 @@ from rich.markup import escape
 
 import rock.demo.agent
 from rock import process
-from rock.cli.progress import TextView
-from rock.cli.run import print_result, until_signalled
+from rock.cli.running.progress import TextView
+from rock.cli.running.run import print_result, until_signalled
 from rock.config import inherited_environment, read_environment, validated
 from rock.errors import RockError
 from rock.modelservice.hosting.supervise import ServiceProcess, kept_up

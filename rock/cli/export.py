@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import typer
 
-from rock.cli.serve import pairs
+from rock.cli.arguments import pairs
 from rock.errors import ConfigError
 from rock.rollout.export.engine import Progress, export
 from rock.rollout.export.manifest import Manifest

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import typer
 
+from rock.cli.arguments import pairs
 from rock.config import read_environment, validated
 from rock.errors import ConfigError, ServiceUnavailable
 from rock.modelservice.backends.config import policies_of
@@ -142,14 +143,3 @@ def _listens(url: str) -> bool:
             return True
     except (OSError, ValueError):
         return False
-
-
-def pairs(given: Sequence[str], option: str) -> dict[str, str]:
-    """NAME=VALUE options as a dict. Raises ConfigError."""
-    result: dict[str, str] = {}
-    for item in given:
-        name, equals, value = item.partition("=")
-        if not name or not equals:
-            raise ConfigError(f"{option} {item}: expected NAME=VALUE")
-        result[name] = value
-    return result

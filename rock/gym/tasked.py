@@ -17,6 +17,7 @@ from typing import Any
 from rock.errors import ConfigError, EnvironmentFailed, EnvironmentLost, SandboxDied, SandboxError
 from rock.gym.definition import Definition
 from rock.gym.place import mounts_of
+from rock.rollout.building import make_ready, refuse_unbuilt
 from rock.rollout.grading import Exam, Grade, Setting, lay_out
 from rock.rollout.inputs.task import LoadedTask
 from rock.rollout.tasks import load_tasks
@@ -87,6 +88,8 @@ class TaskEpisodes:
             image=self._task.image or definition.image,
             mounts=mounts_of(definition),
             workdir=self._task.workdir,
+            env=self._task.env,
+            user=self._task.user,
             limits=Limits(memory_bytes=definition.memory_bytes),
             labels={"environment": definition.source[:60]},
         )
@@ -94,7 +97,11 @@ class TaskEpisodes:
     async def reset(self) -> Seen:
         """The task's initial state in a sandbox of its own. Raises `SandboxError`, `TaskError`."""
         await self.close()
-        provider, spec = await self._provider(), self._spec()
+        provider = await self._provider()
+        refuse_unbuilt([self._loaded], provider, "auto")
+        self._loaded = (await make_ready(self._loaded, provider, "auto")).loaded
+        self._task = self._loaded.task
+        spec = self._spec()
         grader = self._task.grader
         assert grader is not None
         try:

@@ -27,7 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     logs.configure(environment.log_level, environment.log_format)
     try:
         config = validated(ServiceConfig, _settings(given), source="command line")
-        policies = policies_of(given.backend, api_base=given.api_base, file=config.backends_file)
+        policies = policies_of(
+            given.backend, api_base=environment.api_base, file=config.backends_file
+        )
         run(
             config,
             policies=policies,
@@ -52,7 +54,6 @@ def _parser() -> argparse.ArgumentParser:
         help="a setting of ServiceConfig, such as agent_port=8000; may be repeated",
     )
     parser.add_argument("--backend", action="append", default=[], help="such as litellm:MODEL")
-    parser.add_argument("--api-base", help="where the backends' models are, if not the default")
     parser.add_argument("--agent-fd", type=int, help="an inherited listening socket for agents")
     parser.add_argument("--control-fd", type=int, help="the same for the control plane")
     parser.add_argument("--parent-pid", type=int, help="stop when this process ends")

@@ -15,7 +15,8 @@ from rock.errors import LedgerError
 from rock.modelservice.client.shards import AdminShards
 from rock.modelservice.wire import TokenRow
 from rock.modelservice.wire import groups as wire_groups
-from rock.rollout.records.ledger import GroupPublished, GroupState
+from rock.rollout.records.ledger_lines import GroupPublished
+from rock.rollout.records.ledger_state import GroupState
 from rock.rollout.records.outcome import outcome_json
 from rock.rollout.records.record import Plan, Record, now
 from rock.rollout.records.rundir import GONE, RunDir, plan_of

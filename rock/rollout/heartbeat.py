@@ -17,7 +17,8 @@ from rock.modelservice.wire.pulse import PulseReply
 from rock.rollout.episode.episode import Tools
 from rock.rollout.episode.progress import Handle
 from rock.rollout.groups import Publisher
-from rock.rollout.records.ledger import GroupConsumed, Ledger
+from rock.rollout.records.ledger import Ledger
+from rock.rollout.records.ledger_lines import GroupConsumed
 from rock.rollout.records.record import now
 from rock.rollout.report.events import GroupAcknowledged, Heard
 from rock.rollout.scheduler.core import Scheduler

@@ -14,15 +14,14 @@ from rock.errors import ConfigError, LedgerError
 from rock.modelservice.client.shards import AdminShards
 from rock.rollout.inputs.runfile import RunFile
 from rock.rollout.inputs.task import LoadedTask, digest_of, work_digest_of
-from rock.rollout.records.ledger import (
+from rock.rollout.records.ledger_lines import (
     AttemptEnded,
     EpisodeReopened,
-    EpisodeState,
     Event,
     GroupPlanned,
-    GroupState,
     TaskRegraded,
 )
+from rock.rollout.records.ledger_state import EpisodeState, GroupState
 from rock.rollout.records.outcome import TABLE, Cause, OutcomeClass, Phase, outcome_of
 from rock.rollout.records.record import Plan, Record, Usage, now
 from rock.rollout.records.rundir import RunDir

@@ -14,20 +14,29 @@ from pathlib import Path
 
 import msgspec
 
-from rock.errors import ModelServiceError, SandboxError, SandboxFileError, TaskError, first_error
+from rock.errors import (
+    LedgerError,
+    ModelServiceError,
+    SandboxError,
+    SandboxFileError,
+    TaskError,
+    first_error,
+)
+from rock.rollout.building import make_ready
 from rock.rollout.episode.episode import SLACK_SECONDS, Tools
-from rock.rollout.episode.workspace import kept_workspace
+from rock.rollout.episode.workspace import keep_output, kept_workspace
 from rock.rollout.grading import Exam, SessionBench, Setting, lay_out
 from rock.rollout.groups import final_record
 from rock.rollout.inputs.networks import reach, reaches_of
 from rock.rollout.inputs.task import LoadedTask, Task
 from rock.rollout.records.evidence import class_of_error, describe
-from rock.rollout.records.ledger import EpisodeRegraded, GroupState
+from rock.rollout.records.ledger_lines import EpisodeRegraded
+from rock.rollout.records.ledger_state import GroupState
 from rock.rollout.records.outcome import Outcome, OutcomeClass, Phase, graded, outcome_of
 from rock.rollout.records.record import Record, now, seen
 from rock.rollout.records.rundir import RunDir, plan_of
 from rock.rollout.report.events import EpisodeGraded
-from rock.sandbox.base import Sandbox, SandboxSpec
+from rock.sandbox.base import ExecResult, Sandbox, SandboxSpec
 
 EMPTY_SECONDS = 30.0
 _EMPTY = ["sh", "-c", "rm -rf -- ./* ./.[!.]* ./..?*"]
@@ -42,6 +51,16 @@ class Regraded:
     not_kept: int = 0
     failed: int = 0
     """The sandbox or the grader failed; the old grade stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Again:
+    """One episode's new grading: what is known of the attempt now, and the grade."""
+
+    record: Record
+    outcome: Outcome
+    exam: Exam | None = None
+    printed: ExecResult | None = None
 
 
 class Regrader:
@@ -76,19 +95,20 @@ class Regrader:
                 self.result.not_kept += 1
                 return
             try:
-                outcome, record = await self._grade(record, tree)
+                again = await self._grade(record, tree)
             except (SandboxError, ModelServiceError, TaskError, TimeoutError, OSError) as exc:
-                outcome = outcome_of(
-                    class_of_error(Phase.PROVISION, exc), Phase.GRADE, detail=str(exc)
-                )
-            await self._enter(group, record, outcome)
+                cls = class_of_error(Phase.PROVISION, exc)
+                again = _Again(record, outcome_of(cls, Phase.GRADE, detail=str(exc)))
+            await self._enter(group, again)
 
-    async def _grade(self, record: Record, tree: Path) -> tuple[Outcome, Record]:
-        loaded = self._tasks[record.task_id]
-        task, run = loaded.task, self._tools.run
+    async def _grade(self, record: Record, tree: Path) -> _Again:
+        run = self._tools.run
+        ready = await make_ready(self._tasks[record.task_id], self._tools.provider, run.build)
+        loaded = ready.loaded
+        task = loaded.task
         grader = task.grader or run.grader
         if grader is None:
-            return outcome_of(OutcomeClass.TASK_INVALID, Phase.GRADE), record
+            return _Again(record, outcome_of(OutcomeClass.TASK_INVALID, Phase.GRADE))
         seconds = task.timeouts.grade_seconds or grader.whole_seconds()
         setting = self._setting(record, task, seconds)
         async with asyncio.timeout(run.limits.provision_seconds):
@@ -110,8 +130,10 @@ class Regrader:
             record = msgspec.structs.replace(record, grader=seen(result.result))
         if result.reward is None:
             cls = result.cls or OutcomeClass.GRADER_BROKEN
-            return outcome_of(cls, Phase.GRADE, detail=result.detail), record
-        return graded(result.reward, agent_class=record.agent_class, detail=result.detail), record
+            outcome = outcome_of(cls, Phase.GRADE, detail=result.detail)
+        else:
+            outcome = graded(result.reward, agent_class=record.agent_class, detail=result.detail)
+        return _Again(record, outcome, exam, result.result)
 
     def _setting(self, record: Record, task: Task, grade_seconds: float) -> Setting:
         run, labels = self._tools.run, plan_of(record).labels()
@@ -121,6 +143,8 @@ class Regrader:
                 image=task.image or run.image,
                 mounts=run.mounts(),
                 workdir=task.workdir,
+                env=task.env,
+                user=task.user,
                 limits=run.sandbox_limits(),
                 labels=labels,
                 lifetime_seconds=grade_seconds + 2 * run.limits.setup_seconds + 300.0,
@@ -136,8 +160,8 @@ class Regrader:
             controls=self._tools.controls,
         )
 
-    async def _enter(self, group: GroupState, record: Record, outcome: Outcome) -> None:
-        before = record.outcome
+    async def _enter(self, group: GroupState, found: _Again) -> None:
+        record, outcome, before = found.record, found.outcome, found.record.outcome
         if not (outcome.in_denominator or outcome.cause == "task"):
             self.result.failed += 1
             return
@@ -149,7 +173,7 @@ class Regrader:
         again = msgspec.structs.replace(
             record, outcome=outcome, grading=record.grading + 1, ended_at=now()
         )
-        await asyncio.to_thread(self._directory.write_record, again)
+        await asyncio.to_thread(self._keep, again, found)
         await self._directory.ledger.append(
             EpisodeRegraded(
                 group_id=group.plan.group_id,
@@ -160,6 +184,18 @@ class Regrader:
                 at=now(),
             )
         )
+
+    def _keep(self, record: Record, found: _Again) -> None:
+        """The grading's files beside those of earlier ones; the record last, which makes it one."""
+        folder, grading = self._directory.attempt_folder(plan_of(record)), record.grading
+        try:
+            if found.exam is not None:
+                found.exam.keep_judging(grading)
+            if found.printed is not None:
+                keep_output(folder, "grader", found.printed, grading=grading)
+        except OSError as exc:
+            raise LedgerError(f"{folder}: the grading cannot be kept: {exc.strerror}") from exc
+        self._directory.write_record(record)
 
 
 async def _replace(sandbox: Sandbox, workdir: str, tree: Path) -> None:

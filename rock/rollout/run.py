@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from rock.config import secret_values, validated
-from rock.errors import ConfigError, ProviderUnavailable, TaskError
+from rock.errors import ConfigError, LedgerError, ProviderUnavailable, TaskError
 from rock.modelservice.backends.config import read_backends
 from rock.modelservice.client.shards import AdminShards
 from rock.modelservice.hosting.supervise import ServiceProcess, kept_up
+from rock.rollout.building import refuse_unbuilt
 from rock.rollout.episode.episode import Tools
 from rock.rollout.inputs.functions import load_function
 from rock.rollout.inputs.graders import BUILT_IN, QUEUE
@@ -43,12 +44,13 @@ from rock.rollout.report.report import Report, report
 from rock.rollout.report.text import as_text
 from rock.rollout.runner import Runner
 from rock.rollout.scheduler.pool import Curriculum
+from rock.rollout.staging import remove_left_stages
 from rock.rollout.tasks import load_tasks
 from rock.sandbox.base import Provider
 from rock.sandbox.doctor import choose_provider, providers
 from rock.sandbox.pool import PooledProvider
 from rock.sandbox.remote import door
-from rock.secrets import register
+from rock.secrets import MARK, credentials_in, register
 
 EXIT_FINISHED = 0
 EXIT_FAILED = 1
@@ -107,49 +109,54 @@ async def run(
     everything and leaves the directory resumable.
     """
     config, text = _read(source, overrides)
+    _refuse_redacted(config)
     where = directory or config.out or _new_directory(source)
     tasks = load_tasks(config.tasks, base=Path.cwd())
     _refuse_ungraded(config, tasks)
     refuse_wide(config, tasks)
     register(*secret_values([*config.secrets, *_described(config, tasks)]))
+    register(*credentials_in(config.api_base or ""))
     refuse_leaks(config, tasks)
     await asyncio.to_thread(_refuse_missing_functions, config, tasks)
     chosen = chosen or Selection()
     chosen.check(where, {item.task_id for item in tasks})
     may_change = frozenset({"grader"}) if chosen.regrade else frozenset[str]()
-    with RunDir.open(where.resolve(), config, source=text, may_change=may_change) as opened:
-        async with AsyncExitStack() as stack:
-            maker = await _provider(stack, config, provider, docker_host)
-            if config.pool is not None:
-                maker = await stack.enter_async_context(
-                    PooledProvider(maker, config.pool.policy(), owns_inner=False)
+    await asyncio.to_thread(remove_left_stages)
+    async with AsyncExitStack() as whole:
+        maker = await _provider(whole, config, provider, docker_host)
+        refuse_unbuilt(tasks, maker, config.build)
+        with RunDir.open(where.resolve(), config, source=text, may_change=may_change) as opened:
+            async with AsyncExitStack() as stack:
+                if config.pool is not None:
+                    maker = await stack.enter_async_context(
+                        PooledProvider(maker, config.pool.policy(), owns_inner=False)
+                    )
+                await stack.enter_async_context(door.opened(maker))
+                address = service or await stack.enter_async_context(
+                    _service(opened.path, config, _models(config, tasks))
                 )
-            await stack.enter_async_context(door.opened(maker))
-            address = service or await stack.enter_async_context(
-                _service(opened.path, config, _models(config, tasks))
-            )
-            register(address.admin_key)
-            admin = await stack.enter_async_context(
-                AdminShards(address.control_url, address.admin_key)
-            )
-            tools = Tools(
-                run=config,
-                provider=maker,
-                admin=admin,
-                attach_path=address.attach_path,
-                backend=config.model,
-                on_event=on_event,
-            )
-            runner = Runner(tasks, opened, tools, chosen=chosen, order=curriculum)
-            await runner.plan()
-            trainer = address.control_url if config.model == QUEUE else None
-            asks = config.agent.solution is None
-            on_event(_started(opened, runner, maker, trainer_url=trainer, asks_model=asks))
-            regraded = None
-            if chosen.regrade:
-                regraded = await Regrader(tasks, opened, tools).run(runner.planned)
-            failure = await runner.run()
-        result = await asyncio.to_thread(_finish, opened, maker.name, failure, regraded)
+                register(address.admin_key)
+                admin = await stack.enter_async_context(
+                    AdminShards(address.control_url, address.admin_key)
+                )
+                tools = Tools(
+                    run=config,
+                    provider=maker,
+                    admin=admin,
+                    attach_path=address.attach_path,
+                    backend=config.model,
+                    on_event=on_event,
+                )
+                runner = Runner(tasks, opened, tools, chosen=chosen, order=curriculum)
+                await runner.plan()
+                trainer = address.control_url if config.model == QUEUE else None
+                asks = config.agent.solution is None
+                on_event(_started(opened, runner, maker, trainer_url=trainer, asks_model=asks))
+                regraded = None
+                if chosen.regrade:
+                    regraded = await Regrader(tasks, opened, tools).run(runner.planned)
+                failure = await runner.run()
+            result = await asyncio.to_thread(_finish, opened, maker.name, failure, regraded)
     on_event(RunEnded(report=result.report, failure=failure))
     return result
 
@@ -169,6 +176,15 @@ def _read(source: Path | RunFile, overrides: Mapping[str, Any] | None) -> tuple[
             RunFile, {**source.model_dump(mode="json"), **overrides}, source="the run file"
         )
     return source, source.model_dump_json(indent=2).encode()  # JSON is YAML, too
+
+
+def _refuse_redacted(config: RunFile) -> None:
+    """A run directory keeps its settings without secrets: what is missing must be given again."""
+    if MARK in (config.api_base or ""):
+        raise ConfigError(
+            "api_base: the run directory keeps it without its password or key; give it again "
+            "(--api-base), or give the run file"
+        )
 
 
 def _new_directory(source: Path | RunFile) -> Path:
@@ -307,8 +323,11 @@ def _finish(
     opened: RunDir, provider: str, failure: str | None, regraded: Regraded | None
 ) -> RunResult:
     figures = report(read_records(opened.path))
-    write_atomically(opened.path / "report.json", encode(figures))
-    write_atomically(opened.path / "report.txt", as_text(figures).encode())
+    try:
+        write_atomically(opened.path / "report.json", encode(figures))
+        write_atomically(opened.path / "report.txt", as_text(figures).encode())
+    except OSError as exc:
+        raise LedgerError(f"{opened.path}: the report cannot be written: {exc.strerror}") from exc
     state = opened.ledger.state
     return RunResult(
         directory=opened.path,

@@ -34,7 +34,8 @@ from rock.rollout.planning import (
     plan_for,
     stopped_record,
 )
-from rock.rollout.records.ledger import AttemptStarted, EpisodeReopened, GroupDropped, GroupState
+from rock.rollout.records.ledger_lines import AttemptStarted, EpisodeReopened, GroupDropped
+from rock.rollout.records.ledger_state import GroupState
 from rock.rollout.records.outcome import RUN_AGAIN, TABLE, OutcomeClass
 from rock.rollout.records.record import Plan, Record, now
 from rock.rollout.records.rundir import RunDir
@@ -276,8 +277,7 @@ class Runner:
                 await save(stopped_record(plan, stop.stop_class, stop.stop_detail))
 
     async def _run_attempt(self, plan: Plan, running: _Running, save: Save) -> None:
-        folder = self._directory.attempt_folder(plan)
-        await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+        folder = await asyncio.to_thread(self._directory.make_folder, plan)
         await run_attempt(
             plan,
             self._tasks[plan.task_id],

@@ -92,6 +92,12 @@ class Limits:
     """Of all that is written in the sandbox, snapshots of it included; writable mounts are the host's."""
 
 
+IMAGE_USER = "image"
+BuildNetwork: TypeAlias = Literal["engine", "none", "host"]
+"""What the commands of a Dockerfile may reach: what the engine's containers do by default, nothing, or
+all that the engine's machine does."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxSpec:
     """What a sandbox is made of.
@@ -109,7 +115,8 @@ class SandboxSpec:
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     """The whole environment of commands, on top of PATH, HOME, LANG and TMPDIR."""
     user: str | None = None
-    """User of commands inside the sandbox (name or uid); None is the provider's safe default."""
+    """User of commands inside the sandbox (name or uid); None is the provider's safe default, and
+    `IMAGE_USER` the image's own, which is root where it names none."""
     network: Literal["none", "model", "allowlist", "full"] = "none"
     """`none` and `model`: nothing but what the harness serves by `listen`. `allowlist`: also
     `allowed_hosts`, by HTTP and TLS through a proxy of the harness. `full`: the provider's own network."""
@@ -366,10 +373,39 @@ class Sandbox(ABC):
         await self.stop()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """An image that a provider has built, or had."""
+
+    reference: str
+    """For `SandboxSpec.image`."""
+    user: str
+    """Its own user; empty where it names none."""
+    log: str | None = None
+    """What the build said; None where the image was there."""
+
+
 class Provider(ABC):
     """Makes sandboxes of one kind. `async with`; closing it stops every sandbox it still owns."""
 
     name: str
+    builds_images: bool = False
+
+    async def build_image(
+        self,
+        context: Path,
+        *,
+        dockerfile: str = "Dockerfile",
+        timeout_seconds: float = 600.0,
+        network: BuildNetwork = "engine",
+    ) -> Built:
+        """The image of a Dockerfile in the directory `context`; what is there already is not built again.
+
+        Its commands run as the engine runs them, as root and not as a sandbox, with `network`.
+        Raises `NotSupported` unless `builds_images`, `BuildFailed` with the log, `ConfigError` for a
+        Dockerfile that is not there, `ProviderUnavailable` for a base image that is not.
+        """
+        raise NotSupported(f"build_image: the {self.name} provider builds no images")
 
     @abstractmethod
     async def probe(self) -> Availability:

@@ -7,6 +7,7 @@ free for those that are there. A refusal names the resource, the numbers, and wh
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import shutil
@@ -14,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rock.errors import CapacityExceeded
+from rock.errors import CapacityExceeded, SandboxError
 
 _MIB = 1024 * 1024
 
@@ -48,6 +49,29 @@ class Cost:
 LOCAL_COST = Cost(memory_bytes=4 * _MIB, pids=2, open_files=3, disk_bytes=0)
 DOCKER_COST = Cost(memory_bytes=12 * _MIB, pids=14, open_files=5, disk_bytes=1 * _MIB)
 """A container's shim has a dozen threads; measured by benchmarks/sandbox_state.py."""
+
+_OF_THIS_PROCESS = {
+    errno.EMFILE: "this process may have no more open files; raise the bound (ulimit -n)",
+    errno.ENFILE: "this machine may have no more open files (fs.file-max)",
+    errno.ETOOMANYREFS: "this user has too many descriptors on their way; raise ulimit -n",
+    errno.ENOMEM: "no memory",
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "this user's share of the disk is full",
+}
+
+
+def own_trouble(exc: OSError, what: str) -> SandboxError:
+    """The error for what failed on this side, where the sandbox may well be fine."""
+    if exc.errno in _OF_THIS_PROCESS:
+        return CapacityExceeded(f"{what}: {_OF_THIS_PROCESS[exc.errno]}")
+    place = f" ({exc.filename!s})" if exc.filename else ""
+    return SandboxError(f"{what}: {exc.strerror}{place}")
+
+
+def is_own_trouble(exc: OSError) -> bool:
+    """Whether this process or its machine has run out of something."""
+    return exc.errno in _OF_THIS_PROCESS
+
 
 Measure = Callable[[Cost, Path], Sequence[Room]]
 

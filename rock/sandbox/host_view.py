@@ -8,6 +8,7 @@ No I/O but looking at names.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,11 +22,11 @@ ETC_PATTERNS = (
     "services", "shells", "skel", "ssl/certs", "ssl/openssl.cnf", "system-release", "terminfo",
     "timezone", "vim", "xattr.conf",
 )  # fmt: skip
+_ETC_DIRS = ("", "pki", "pki/tls", "ssl")
+"""Where the names of these patterns are."""
 EMPTY_DIRS = (
     "/media", "/mnt", "/opt", "/run", "/srv", "/var", "/var/cache", "/var/lib", "/var/log",
 )  # fmt: skip
-OPEN_DIRS = ("/tmp", "/var/tmp", "/dev/shm")
-"""World-writable, with the sticky bit."""
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 DEVICE_LINKS = (
     ("fd", "/proc/self/fd"),
@@ -57,9 +58,26 @@ def system_entries(root: Path = Path("/")) -> list[SystemEntry]:
 
 
 def etc_entries(root: Path = Path("/")) -> list[str]:
-    """What of `/etc` is shown on this host; links are resolved by whoever opens them."""
+    """What of `/etc` is shown on this host; links are resolved by whoever opens them.
+
+    Every sandbox asks, so it is looked up again only when one of the directories has changed.
+    """
+    stamps = tuple(_stamp(root / "etc" / name) for name in _ETC_DIRS)
+    return list(_etc_entries(root, stamps))
+
+
+@functools.lru_cache(maxsize=4)
+def _etc_entries(root: Path, stamps: tuple[int, ...]) -> tuple[str, ...]:
     found = (path for pattern in ETC_PATTERNS for path in (root / "etc").glob(pattern))
-    return sorted(str(path) for path in found if path.exists())
+    return tuple(sorted(str(path) for path in found if path.exists()))
+
+
+def _stamp(path: Path) -> int:
+    """When names in a directory last changed, in nanoseconds; 0 where there is none."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def etc_files(*, hostname: str, agent: str, uid: int, home: str) -> dict[str, str]:

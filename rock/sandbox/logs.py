@@ -26,7 +26,8 @@ ActionKind: TypeAlias = Literal[
     "pause",
     "resume",
 ]
-Phase: TypeAlias = Literal["began", "output", "ended"]
+Part: TypeAlias = Literal["began", "output", "ended"]
+"""What of an action an entry tells."""
 DONE = "done"
 """The status of an ended action that is no command."""
 
@@ -40,7 +41,7 @@ class LogEntry:
     action: str
     """The same in all entries of one action."""
     kind: ActionKind
-    phase: Phase
+    part: Part
     by: str = ""
     """Who did it: `harness`, `server`, `client` (of a server), `attached` (another process)."""
     what: str = ""

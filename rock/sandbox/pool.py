@@ -17,10 +17,11 @@ import time
 from collections import deque
 from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from rock.errors import CapacityExceeded, ConfigError, RockError, SandboxError
-from rock.sandbox.base import Availability, Provider, Sandbox, SandboxSpec
+from rock.sandbox.base import Availability, BuildNetwork, Built, Provider, Sandbox, SandboxSpec
 from rock.sandbox.box.stateful import StatefulSandbox
 from rock.sandbox.ending import to_the_end
 from rock.sandbox.state import ResetTier, Snapshot
@@ -101,6 +102,7 @@ class PooledProvider(Provider):
         owns_inner: bool = True,
     ) -> None:
         self.name = inner.name
+        self.builds_images = inner.builds_images
         self._inner = inner
         self._policy = policy or PoolPolicy()
         self._clock = clock
@@ -116,6 +118,18 @@ class PooledProvider(Provider):
 
     async def probe(self) -> Availability:
         return await self._inner.probe()
+
+    async def build_image(
+        self,
+        context: Path,
+        *,
+        dockerfile: str = "Dockerfile",
+        timeout_seconds: float = 600.0,
+        network: BuildNetwork = "engine",
+    ) -> Built:
+        return await self._inner.build_image(
+            context, dockerfile=dockerfile, timeout_seconds=timeout_seconds, network=network
+        )
 
     async def create(self, spec: SandboxSpec, *, snapshot: Snapshot | None = None) -> Sandbox:
         """One that waits, if there is one; else, and for a snapshot, a new one."""

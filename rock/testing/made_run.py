@@ -27,7 +27,13 @@ from rock.modelservice.wire import (
     TrajectoryCall,
     Usage,
 )
-from rock.rollout.records.ledger import AttemptEnded, AttemptStarted, Event, GroupPlanned, RunOpened
+from rock.rollout.records.ledger_lines import (
+    AttemptEnded,
+    AttemptStarted,
+    Event,
+    GroupPlanned,
+    RunOpened,
+)
 from rock.rollout.records.outcome import Outcome, OutcomeClass, Phase, graded, outcome_of
 from rock.rollout.records.record import Record, encode
 from rock.rollout.records.rundir import RunInfo, file_name

@@ -8,8 +8,8 @@ from typing import get_args
 
 from rich.console import Console
 
-from rock.cli.board import Board
-from rock.cli.progress import JsonView, TextView, duration, name_of, status_lines
+from rock.cli.running.board import Board
+from rock.cli.running.progress import JsonView, TextView, duration, name_of, status_lines
 from rock.rollout.records.outcome import Outcome, OutcomeClass, Phase, graded, outcome_of
 from rock.rollout.records.record import Plan, Record, Usage
 from rock.rollout.report.events import (

@@ -136,6 +136,27 @@ async def test_ctrl_c_says_how_to_go_on_and_a_second_harness_is_refused(tmp_path
     assert [group.status for group in state.groups.values()] == ["pending"]
 
 
+@pytest.mark.soak
+async def test_what_was_interrupted_is_gone_on_with_as_it_was_asked_for(tmp_path: Path) -> None:
+    write(tmp_path, "a", "b")
+    assert (await rock("run", "run.yaml", "--out", "out", home=tmp_path)).code == 0
+    other = {"command": ["sh", "-c", "touch /workspace/x; sleep 60", "{workdir}"]}
+    write(tmp_path, "a", "b", grader=other)
+    refused = await rock("run", "run.yaml", "--out", "out", home=tmp_path)
+    assert "grader.command.2: the run has 'test" in refused.err
+    argv = ("run", "run.yaml", "--out", "out", "--regrade", "--only", "b")
+    async with started(*argv, home=tmp_path) as again:
+        await wait_until((tmp_path / "out/run-1.json").exists)
+        assert again.stdout is not None
+        await asyncio.wait_for(again.stdout.readline(), 30)
+        again.send_signal(signal.SIGINT)
+        _, err = await asyncio.wait_for(again.communicate(), 30)
+    assert again.returncode == 130
+    assert err.decode().endswith("rock run --resume out --only b --regrade\n")
+    state = replay((tmp_path / "out/ledger.jsonl").read_bytes(), source="ledger")[0]
+    assert [group.episodes[0].grading for group in state.groups.values()] == [1, 1]
+
+
 class Kept:
     """A finished run, copies of it that get broken, and resuming those."""
 

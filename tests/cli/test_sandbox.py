@@ -33,7 +33,7 @@ async def test_a_sandbox_is_made_looked_into_and_stopped_from_the_command_line(
         assert made.code == 0, made
         box = made.out.strip()
         listed = json.loads((await rock("sandbox", "ps", "--json", home=tmp_path)).out)
-        # Others may run on this machine and its engine, and are listed, too.
+        # Others may run on this machine, made by its engine and by other harnesses.
         assert [info["provider"] for info in listed if info["id"] == box] == ["local"]
 
         script = "echo out; echo err >&2; exit 7"
@@ -43,6 +43,8 @@ async def test_a_sandbox_is_made_looked_into_and_stopped_from_the_command_line(
             "sandbox", "exec", "--timeout-seconds", "0.2", box, "sleep", "9", home=tmp_path
         )
         assert late.code == 124
+        for program, code in (("no-such-program", 127), ("/etc/passwd", 126)):
+            assert (await rock("sandbox", "exec", box, program, home=tmp_path)).code == code
 
         (tmp_path / "tree" / "empty").mkdir(parents=True)
         (tmp_path / "tree" / "file").write_text("content")
@@ -65,7 +67,7 @@ async def test_a_sandbox_is_made_looked_into_and_stopped_from_the_command_line(
         assert (await rock("sandbox", "exec", box, "cat", "in/file", home=tmp_path)).code == 1
         assert (await rock("sandbox", "stop", box, home=tmp_path)).code == 0
         gone = await rock("sandbox", "exec", box, "true", home=tmp_path)
-        assert gone.code == 1
+        assert gone.code == 125
         assert box in gone.err
         assert (tmp_path / "state" / "sandbox" / "key").stat().st_mode & 0o777 == 0o600
         server.send_signal(signal.SIGINT)
@@ -92,3 +94,20 @@ async def test_files_are_kept_gone_back_to_and_started_from(tmp_path: Path) -> N
         gone = await rock("sandbox", "restore", box, kept, home=tmp_path)
         assert gone.code == 1
         assert kept in gone.err
+
+
+WRONG = [
+    (("exec", "nope", "true"), 125, "no sandbox nope"),
+    (("snapshots", "--drop", "nope"), 1, "no snapshot nope"),
+    (("create", "--url", "http://127.0.0.1:1"), 2, "--key"),
+    (("serve", "--provider", "local", "--port", "99999"), 2, "--port"),
+    (("serve", "--provider", "local", "--host", "192.0.2.1"), 2, "192.0.2.1 port 8700"),
+]
+
+
+@pytest.mark.parametrize(("words", "code", "message"), WRONG)
+async def test_what_cannot_be_says_so(
+    words: tuple[str, ...], code: int, message: str, tmp_path: Path
+) -> None:
+    done = await rock("sandbox", *words, home=tmp_path)
+    assert (done.code, message in done.err, "Traceback" in done.err) == (code, True, False), done

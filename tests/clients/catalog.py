@@ -1,63 +1,41 @@
 """The clients of the conformance kit: which program, at which version, from which registry.
 
-A change here needs nothing else: `install.py` sees that what it has is older and makes it anew.
+A change here needs nothing else: the installer sees that what it has is older and makes it anew.
 """
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass
 from pathlib import Path
 
 from rock.config import read_environment
-from rock.rollout.inputs.presets import NODE, PRESETS
+from rock.rollout.inputs.presets import PRESETS
+from rock.rollout.installing import NODE_PACKAGE, Package, lock_of, packages_of
 
 LOCKS = Path(__file__).parent / "locks"
-UV = "uv==0.13.9"
-_LAYOUT = "2"
-"""Changes when the same packages are to be laid out differently."""
+LIBRARIES = (
+    "openai==3.57.0",
+    "anthropic==2.14.0",
+    "litellm==1.110.2",
+    "openai-agents==0.24.0",
+    "pydantic-ai-slim==2.68.0",
+    "langgraph==1.2.24",
+)
 
 
-@dataclass(frozen=True)
-class Client:
-    """One directory of the clients' directory, which a recipe mounts."""
-
-    name: str
-    package: str
-    """The pinned package: `name==version` from PyPI, `name@version` from npm."""
-
-    @property
-    def lock(self) -> Path | None:
-        """Everything that a Python client needs, pinned; None for the others."""
-        path = LOCKS / f"{self.name}.txt"
-        return path if path.exists() else None
-
-    @property
-    def key(self) -> str:
-        """Changes with anything that would install something else."""
-        lock = self.lock.read_bytes() if self.lock else b""
-        return hashlib.sha256(f"{_LAYOUT} {self.package} ".encode() + lock).hexdigest()[:16]
-
-    @property
-    def version(self) -> str:
-        return self.package.replace("==", "@").rpartition("@")[2]
+def _library(pinned: str) -> Package:
+    name = pinned.partition("==")[0].removesuffix("-slim")
+    return Package(name, pinned, lock_of(name, LOCKS))
 
 
 CLIENTS = {
     client.name: client
     for client in (
-        Client("openai", "openai==3.57.0"),
-        Client("anthropic", "anthropic==2.14.0"),
-        Client("litellm", "litellm==1.110.2"),
-        Client("openai-agents", "openai-agents==0.24.0"),
-        Client("pydantic-ai", "pydantic-ai-slim==2.68.0"),
-        Client("langgraph", "langgraph==1.2.24"),
+        *(_library(pinned) for pinned in LIBRARIES),
         # Whole agents are in the table that `agent: {preset: NAME}` uses.
-        *(Client(preset.name, preset.package) for preset in PRESETS.values() if preset.mounts),
-        Client("node", NODE),
+        *(packages_of(preset)[0] for preset in PRESETS.values() if preset.mounts),
+        NODE_PACKAGE,
     )
 }
-"""`node` is what the clients written for it run on."""
 
 
 def clients_dir() -> Path:
@@ -65,7 +43,6 @@ def clients_dir() -> Path:
     return read_environment().clients_dir
 
 
-def installed(client: Client) -> bool:
+def installed(client: Package) -> bool:
     """Whether this very version is there, complete."""
-    mark = clients_dir() / client.name / ".installed"
-    return mark.exists() and mark.read_text() == client.key
+    return client.is_in(clients_dir())

@@ -1,7 +1,7 @@
 """The recipes of docs/agents.md, as the tests run them: the page is the only place where they stand.
 
 A recipe is a `yaml` block whose info string says `recipe=NAME`: the part of a run file that is the
-agent's. Its host paths are `clients/NAME`, which is where `make test-clients` installs, and
+agent's; `image=NAME` is one whose agent only runs from an image. Its host paths are `clients/NAME`, which is where `make test-clients` installs, and
 `examples/agents/…` of this repository.
 """
 
@@ -18,12 +18,14 @@ from tests.clients.catalog import clients_dir
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "agents.md"
-_BLOCK = re.compile(r"^```yaml recipe=(\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^```yaml (\w+)=(\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+IN_IMAGES = "image"
 
 
-def recipes() -> dict[str, dict[str, Any]]:
-    """Name → fields of a run file, as on the page."""
-    return {name: yaml.safe_load(text) for name, text in _BLOCK.findall(PAGE.read_text())}
+def recipes(kind: str = "recipe") -> dict[str, dict[str, Any]]:
+    """Name → fields of a run file, as on the page; those of one kind."""
+    found = _BLOCK.findall(PAGE.read_text())
+    return {name: yaml.safe_load(text) for word, name, text in found if word == kind}
 
 
 def run_file(name: str, folder: Path) -> RunFile:

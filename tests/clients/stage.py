@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -49,6 +50,7 @@ INSTRUCTION = "Copy nonce.txt to hello.txt with your shell tool, and say when it
 _SHELLS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "codex": ("exec_command", "cmd", {}),
     "claude-code": ("Bash", "command", {"description": "Look and copy"}),
+    "openhands": ("terminal", "command", {}),
     "qwen-code": ("run_shell_command", "command", {"is_background": False}),
     "opencode": ("bash", "command", {"description": "Look and copy"}),
 }
@@ -61,9 +63,24 @@ def shell(recipe: str, command: str) -> AssistantMessage:
     return tool_call(name, **{field: command}, **more)
 
 
-def script_for(recipe: str) -> list[Line]:
+Say = Line | Callable[[Lease], Line]
+"""What the model answers, perhaps by what it is told."""
+
+
+def copy_and_slip(lease: Lease) -> Line:
+    """The copy as aider takes it, whole files under their names, and a slip. It is shown the nonce."""
+    seen = b"\n".join(bytes(message) for message in lease.request.messages).decode()
+    found = re.search(r"nonce\.txt\\n```\w*\\n([0-9a-f]{32})", seen)
+    copied = f"hello.txt\n```\n{found[1] if found else 'not shown'}\n```\n"
+    return f"\n\n  Let me copy it.\n\n{copied}\nsay.py\n```python\nprint(\n```\n"
+
+
+def script_for(recipe: str) -> list[Say]:
     """Look, copy, say so. The first line is written as no client would write it: odd spacing in
     the arguments, blank lines around the text, reasoning."""
+    if recipe == "aider":
+        # It has no tools, and only asks again about a mistake: here one that its linter sees.
+        return [copy_and_slip, "Of course.\n\nsay.py\n```python\nprint('done')\n```\n"]
     look = shell(recipe, "cat nonce.txt; echo 'é\\u00fc'")
     call = (look.tool_calls or [])[0]
     name, text = call.function.name, call.function.arguments
@@ -90,7 +107,7 @@ async def no_hook(place: int, tap: Tap) -> None:
     """Answer at once."""
 
 
-def by_call(script: Sequence[Line], tap: Tap, hook: Hook) -> Callable[[Lease], Awaitable[Line]]:
+def by_call(script: Sequence[Say], tap: Tap, hook: Hook) -> Callable[[Lease], Awaitable[Line]]:
     """The script by the order of calls: a call handed out again gets the same line."""
     order: list[str] = []
 
@@ -99,7 +116,8 @@ def by_call(script: Sequence[Line], tap: Tap, hook: Hook) -> Callable[[Lease], A
             order.append(lease.call_id)
         place = order.index(lease.call_id)
         await hook(place, tap)
-        return script[min(place, len(script) - 1)]
+        said = script[min(place, len(script) - 1)]
+        return said(lease) if callable(said) else said
 
     return line
 
@@ -199,7 +217,7 @@ class Stage:
         async with await self._provider.create(spec) as sandbox:
             for target, source in run.agent.files.items():
                 await sandbox.upload(source, target)
-            await sandbox.write_file(f"{task.workdir}/nonce.txt", nonce.encode())
+            await sandbox.write_file(f"{task.workdir}/nonce.txt", f"{nonce}\n".encode())
             listener = await open_listener(sandbox)
             values = dict(agent_values(task, model_name=run.model_name, listener=listener))
             # The tap is no session-bound listener, so the key in the address says who asks.
@@ -209,7 +227,7 @@ class Stage:
                     sandbox, run.agent, values, timeout_seconds=timeout_seconds
                 )
             try:
-                written = (await sandbox.read_file(f"{task.workdir}/hello.txt")).decode()
+                written = (await sandbox.read_file(f"{task.workdir}/hello.txt")).decode().strip()
             except SandboxFileError:
                 written = None
         return result, written

@@ -8,8 +8,9 @@ import pytest
 
 from rock.rollout.inputs.presets import PRESETS, Preset
 from rock.rollout.inputs.runfile import RunFile, resolve
-from tests.clients.catalog import CLIENTS, Client
-from tests.clients.recipes import PAGE, ROOT, clients_of, recipes
+from rock.rollout.installing import Package
+from tests.clients.catalog import CLIENTS
+from tests.clients.recipes import IN_IMAGES, PAGE, ROOT, clients_of, recipes
 
 
 @pytest.mark.parametrize("name", recipes())
@@ -28,14 +29,14 @@ def test_every_client_has_a_recipe() -> None:
 
 
 @pytest.mark.parametrize("client", CLIENTS.values(), ids=lambda client: client.name)
-def test_page_says_which_version_is_tested(client: Client) -> None:
+def test_page_says_which_version_is_tested(client: Package) -> None:
     assert f"`{client.package}`" in PAGE.read_text()
 
 
 @pytest.mark.parametrize(
     "client", [c for c in CLIENTS.values() if c.lock], ids=lambda client: client.name
 )
-def test_lock_has_the_pinned_version(client: Client) -> None:
+def test_lock_has_the_pinned_version(client: Package) -> None:
     assert client.lock is not None
     assert client.package in client.lock.read_text().splitlines()
 
@@ -55,5 +56,16 @@ def test_page_shows_what_the_preset_does(preset: Preset, tmp_path: Path) -> None
 def test_page_names_every_preset_and_says_how_it_ends(preset: Preset) -> None:
     streams = "yes" if preset.streams else "no"
     packages = " ".join(f"`{package}`" for package in preset.package.split())
-    row = f"| `{preset.name}` | {packages} | {preset.speaks} | {streams} | {preset.ends} |"
+    verified = f"no: {preset.unverified}" if preset.unverified else "yes"
+    row = f"| `{preset.name}` | {packages} | {preset.speaks} | {streams} | {preset.ends} | {verified} |"
     assert row in PAGE.read_text()
+
+
+@pytest.mark.parametrize(
+    "preset", [p for p in PRESETS.values() if not p.mounts], ids=lambda p: p.name
+)
+def test_page_shows_what_a_preset_of_an_image_does(preset: Preset, tmp_path: Path) -> None:
+    given = {"tasks": "t.jsonl", "agent": {"preset": preset.name, "install": "image"}}
+    run = resolve(RunFile.model_validate(given), tmp_path / "run.yaml")
+    shown = RunFile.model_validate({"tasks": "t.jsonl", **recipes(IN_IMAGES)[preset.name]})
+    assert run == resolve(shown, tmp_path / "run.yaml")

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Make the images that the tests run in, without an image registry: `build.sh [test|busybox]...`.
+# Make the images that the tests run in, without an image registry: `build.sh [test|busybox|trixie]...`.
 #
 #   rock-test:latest     Debian bookworm: sh, bash, python3, git, and mini-swe-agent in /opt/agent
 #   rock-busybox:latest  one static program and nothing else: no bash, no python, no libc
+#   rock-trixie:latest   Debian trixie for agents that need a newer Python: python3.13, pip, tmux, git; made
+#                        only when it is asked for
 #
 # Needs an engine that answers, root, and Debian's packages and PyPI as this machine reaches them.
 # A finished root is kept as a tarball, keyed by what it is made from, in $ROCK_IMAGE_CACHE (default
@@ -92,6 +94,16 @@ make_busybox() {
     add_user "$1"
 }
 
+make_trixie() {
+    need debootstrap debootstrap debian-archive-keyring
+    say "bootstrapping trixie (about a minute)"
+    quietly debootstrap --variant=minbase --include=python3,python3-pip,tmux,git,ca-certificates trixie "$1"
+    rm -rf "$1"/var/lib/apt/lists/* "$1"/var/cache/apt/* "$1"/usr/share/{doc,man,locale}/*
+    # Its pip reaches PyPI as this machine does, also through a proxy with a certificate of its own.
+    cp /etc/ssl/certs/ca-certificates.crt "$1/etc/ssl/certs/ca-certificates.crt"
+    add_user "$1"
+}
+
 build() { # build KIND IMAGE
     local key tar
     key=$(key_of "$1")
@@ -123,7 +135,7 @@ docker version >/dev/null 2>&1 || fail "no engine answers; try scripts/start-doc
 [ $# -gt 0 ] || set -- test busybox
 for kind in "$@"; do
     case $kind in
-    test | busybox) build "$kind" "rock-$kind:latest" ;;
-    *) fail "unknown image '$kind'; there are: test busybox" ;;
+    test | busybox | trixie) build "$kind" "rock-$kind:latest" ;;
+    *) fail "unknown image '$kind'; there are: test busybox trixie" ;;
     esac
 done

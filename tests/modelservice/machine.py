@@ -30,7 +30,7 @@ from hypothesis.stateful import (
 
 from rock.errors import BadRequest, RockError, SessionClosed
 from rock.modelservice import wire
-from rock.modelservice.journal.journal import FILE_NAME, frame
+from rock.modelservice.journal.journal import FILE_NAME, framed
 from rock.modelservice.service.service import Call, Incoming, ModelService, Seen
 from rock.modelservice.states import ENDED_WITHOUT, WITH_ANSWER, Event, State
 from rock.modelservice.wire.partial import Partial, PartialRequest
@@ -49,7 +49,7 @@ SETTINGS: dict[str, Any] = {
     "max_deliveries": simple_model.MAX_DELIVERIES,
     "evict_seconds": 30.0,
 }
-TORN = frame(b'{"t":"moved","call":"s.0","event":"sent"}')
+TORN = framed([b'{"t":"moved","call":"s.0","event":"sent"}'])
 WEIGHTS = {
     "ask": 14,
     "claim": 14,

@@ -459,7 +459,7 @@ async def test_a_journal_of_schema_1_goes_on_under_the_present_one(tmp_path: Pat
     shutil.copy(DATA / "journal-schema-1.log", tmp_path / "journal.log")
     async with running(tmp_path) as service:
         assert names(tmp_path) == ["journal-00000001.log", "journal.log"]
-        assert b'"schema":4' in (tmp_path / "journal.log").read_bytes()
+        assert b'"schema":5' in (tmp_path / "journal.log").read_bytes()
         session = service.authenticate(OLD_KEY)
         assert (session.id, session.labels) == (OLD, {"task": "old"})
         before = service.trajectory(OLD)
@@ -490,7 +490,7 @@ async def test_a_journal_of_schema_1_goes_on_under_the_present_one(tmp_path: Pat
 
 async def test_a_journal_of_a_later_schema_is_refused(tmp_path: Path) -> None:
     content = (DATA / "journal-schema-1.log").read_bytes()
-    (tmp_path / "journal.log").write_bytes(header(5, ORIGIN) + content[content.index(b"\n") + 1 :])
-    with pytest.raises(JournalError, match="schema 5, this version of rock reads up to 4"):
+    (tmp_path / "journal.log").write_bytes(header(6, ORIGIN) + content[content.index(b"\n") + 1 :])
+    with pytest.raises(JournalError, match="schema 6, this version of rock reads up to 5"):
         async with running(tmp_path):
             pass

@@ -17,7 +17,7 @@ from rock import process
 from rock.config import inherited_environment
 from rock.errors import JournalError
 from rock.modelservice.journal.journal import LOCK_NAME, Journal
-from rock.modelservice.journal.segments import FILE_NAME, frame
+from rock.modelservice.journal.segments import FILE_NAME, framed
 from rock.modelservice.settings import SyncLevel
 
 LEVELS: list[SyncLevel] = ["process", "disk"]
@@ -51,7 +51,7 @@ async def test_an_acknowledged_record_is_in_the_file(tmp_path: Path, sync: SyncL
     journal, _ = opened(tmp_path, sync=sync)
     async with asyncio.timeout(10):
         await journal.append(b'{"a":1}')
-    assert (tmp_path / FILE_NAME).read_bytes().endswith(frame(b'{"a":1}'))
+    assert (tmp_path / FILE_NAME).read_bytes().endswith(framed([b'{"a":1}']))
     assert journal.size_bytes == (tmp_path / FILE_NAME).stat().st_size
     await journal.close()
 
@@ -79,7 +79,7 @@ async def test_records_of_one_turn_go_out_in_one_write(tmp_path: Path) -> None:
     assert path.stat().st_size == before
     await futures[0]
     assert all(future.done() for future in futures)
-    assert path.stat().st_size == before + 50 * len(frame(b"x" * 100))
+    assert path.stat().st_size == before + 50 * len(framed([b"x" * 100]))
     await journal.close()
 
 
@@ -113,7 +113,7 @@ async def test_records_that_nobody_waits_for_are_written_too(
     journal, _ = opened(tmp_path, sync=sync)
     journal.note(b"one")
     await journal.barrier()
-    assert (tmp_path / FILE_NAME).read_bytes().endswith(frame(b"one"))
+    assert (tmp_path / FILE_NAME).read_bytes().endswith(framed([b"one"]))
     journal.note(b"two")
     await journal.close()
     assert await reread(tmp_path) == [b"one", b"two"]
@@ -168,7 +168,7 @@ async def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
 
 
 async def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / FILE_NAME).write_bytes(frame(b'{"hello":"world"}'))
+    (tmp_path / FILE_NAME).write_bytes(framed([b'{"hello":"world"}']))
     with pytest.raises(JournalError, match="not a journal"):
         opened(tmp_path)
 

@@ -8,7 +8,7 @@ import pytest
 from rock.modelservice.graph.messages import describe
 
 
-def digest(**message: Any) -> bytes:
+def digest(**message: Any) -> int:
     return describe(json.dumps(message).encode()).digest
 
 

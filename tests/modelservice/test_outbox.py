@@ -55,7 +55,6 @@ def test_an_acknowledged_group_never_comes_back() -> None:
     outbox.acknowledge(outbox.holder(lease.lease_id))
     assert outbox.expire(1e9) == 0
     assert outbox.claim(now=1e9, lease_seconds=1.0) is None
-    assert outbox.status("a").state == "acknowledged"
     assert outbox.acknowledged(outbox.holder(lease.lease_id))
 
 
@@ -125,3 +124,51 @@ def test_a_lease_can_be_renewed_and_released() -> None:
             outbox.renew(over, now=0.0, lease_seconds=1.0)
         with pytest.raises(LeaseLost):
             outbox.release(over)
+
+
+def restarted(*, delivery: int = 1) -> Outbox:
+    """A service that finds in its journal that `a` was handed out under the lease `old`."""
+    outbox = Outbox(boot="2-")
+    for name in ("a", "b"):
+        outbox.publish(name, f'"{name}"'.encode(), aged(3))
+        outbox.offer(name)
+    outbox.restore("a", lease_id="old", delivery=delivery)
+    return outbox
+
+
+def test_a_lease_from_before_a_restart_is_good_until_the_group_is_handed_out_again() -> None:
+    outbox = restarted()
+    assert outbox.status("a").state == "pending"
+    outbox.acknowledge(outbox.holder("old"), step=3)
+    outbox.settle("a")
+    assert (outbox.status("a").state, outbox.status("a").step) == ("acknowledged", 3)
+    assert take(outbox).group == b'"b"'
+
+    outbox = restarted(delivery=4)
+    again = take(outbox)
+    assert (again.group, again.delivery) == (b'"a"', 5)
+    with pytest.raises(LeaseLost):
+        outbox.holder("old")
+
+
+def test_a_lease_from_before_a_restart_can_be_renewed_and_released() -> None:
+    outbox = restarted()
+    outbox.renew("old", now=0.0, lease_seconds=10.0)
+    assert (outbox.status("a").state, take(outbox).group) == ("leased", b'"b"')
+    outbox.release("old")
+    assert take(outbox).group == b'"a"'
+
+
+def test_a_group_that_became_stale_takes_its_lease_from_before_a_restart_along() -> None:
+    outbox = restarted()
+    outbox.withdraw_stale(9)
+    with pytest.raises(LeaseLost):
+        outbox.holder("old")
+
+
+def test_a_group_counts_as_acknowledged_once_the_journal_says_so() -> None:
+    outbox = published("a")
+    outbox.acknowledge(outbox.holder(take(outbox).lease_id))
+    assert outbox.status("a").state == "leased"
+    outbox.settle("a")
+    assert outbox.status("a").state == "acknowledged"

@@ -25,7 +25,7 @@ from rock.errors import (
     SessionClosed,
 )
 from rock.modelservice import wire
-from rock.modelservice.journal.journal import frame
+from rock.modelservice.journal.journal import framed
 from rock.modelservice.service.service import Incoming
 from rock.modelservice.states import State
 from rock.modelservice.wire.interceptors import Interceptor
@@ -301,7 +301,7 @@ async def test_a_journal_that_contradicts_itself_is_refused(tmp_path: Path, kind
             pass
 
 
-INNER = frame(b'abc"').decode()
+INNER = framed([b'abc"']).decode()
 """A whole record whose payload ends a JSON string, so that its newline stands outside of one."""
 QUOTING = {
     "at the end of a string": '{"role": "user", "content": "' + INNER + ', "name": "',

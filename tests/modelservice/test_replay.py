@@ -307,7 +307,16 @@ async def test_a_file_describes_backends_beside_it(tmp_path: Path) -> None:
             "faults: [{do: cut}]}}",
             "fault cut: expected one of probability and every",
         ),
-        ("backends: [", "expected a YAML file"),
+        ("backends: [", "backends.yaml:1: not YAML"),
+        (
+            "backends:\n  a: {use: 'openai:m'}\n  a: {use: 'openai:n'}",
+            "backends.yaml:3: .*'a' is given twice",
+        ),
+        (
+            "backends:\n  a: {use: 'openai:m', use: 'openai:n'}",
+            "backends.yaml:2: .*'use' is given twice",
+        ),
+        ("a: &a [*a]", "a value holds itself"),
     ],
 )
 def test_a_file_with_a_mistake_is_refused_by_field(

@@ -81,6 +81,26 @@ async def test_a_restart_keeps_published_groups_and_forgets_consumed_ones(tmp_pa
         assert not (await service.publish_group(group("consumed"))).accepted
 
 
+async def test_a_trainer_in_the_middle_of_a_step_does_not_notice_a_restart(tmp_path: Path) -> None:
+    async with running(tmp_path) as service:
+        for name in ("trained", "said", "other"):
+            await service.publish_group(group(name))
+        trained, said, _ = await take(service)
+        await service.ack_groups(wire_groups.RolloutAckRequest([said.lease_id], step=1))
+        await service.compact()
+    leases = [trained.lease_id, said.lease_id]
+    async with running(tmp_path) as service:
+        reply = await service.ack_groups(wire_groups.RolloutAckRequest(leases, step=2))
+        assert [result.error for result in reply.results] == [None, None]
+        assert [service.group_status(name).step for name in ("trained", "said")] == [2, 1]
+        (left,) = await take(service)
+        assert (left.group.group_id, left.delivery) == ("other", 2)
+        await service.compact()
+    async with running(tmp_path) as service:
+        again = await service.ack_groups(wire_groups.RolloutAckRequest([*leases, left.lease_id]))
+        assert [result.error for result in again.results] == [None, None, None]
+
+
 async def test_a_revision_and_the_step_that_consumed_it_survive_restart_and_compaction(
     tmp_path: Path,
 ) -> None:

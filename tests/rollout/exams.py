@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rock.rollout.building import make_ready
 from rock.rollout.grading import Exam, Grade, Integrity, Setting, lay_out
 from rock.rollout.grading.judge import Bench
 from rock.rollout.inputs.task import LoadedTask, Task
@@ -44,7 +45,8 @@ async def exam(
 ) -> Graded:
     """Grade what `script`, as the agent, leaves of the task that `fields` describe."""
     task = Task.model_validate({"task_id": "t", "instruction": "do it", **fields, "grader": grader})
-    loaded = LoadedTask(task, folder)
+    loaded = (await make_ready(LoadedTask(task, folder), provider, "auto")).loaded
+    task = loaded.task
     spec = SandboxSpec(image=task.image, mounts=tuple(mounts), workdir=task.workdir)
     setting = Setting(
         provider=provider, spec=spec, bench=bench, folder=attempt or folder / "attempt"
@@ -60,4 +62,6 @@ async def exam(
             agent = await script(sandbox)
         else:
             agent = await sandbox.exec(["sh", "-c", script], timeout_seconds=30, user=user)
-        return Graded(await held.grade(sandbox), held.integrity, agent)
+        grade = await held.grade(sandbox)
+        held.keep_judging()
+        return Graded(grade, held.integrity, agent)

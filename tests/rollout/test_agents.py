@@ -206,10 +206,10 @@ def test_every_preset_can_be_taken_from_an_image(tmp_path: Path, name: str) -> N
         ),
         ({"preset": "emacs"}, r"preset: expected one of mini-swe-agent, codex"),
         (
-            {"preset": "aider", "install": "tools"},
-            r"aider: it runs from an image: .*pip install aider-chat",
+            {"preset": "openhands", "install": "tools"},
+            r"openhands: it runs from an image: .*rock agents install openhands --image",
         ),
-        ({"preset": "codex", "install": "tools"}, r"codex is not in .*make test-clients"),
+        ({"preset": "codex", "install": "tools"}, r"codex is not in .*rock agents install codex"),
         ({"python": "no_such.py:f"}, r"agent\.python: no such file"),
         ({"python": "f"}, r"agent\.python: .*'package\.module:function'"),
     ],

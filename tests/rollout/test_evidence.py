@@ -6,6 +6,7 @@ from rock.errors import (
     BadWorkdir,
     CommandNotFound,
     ConfigError,
+    ProviderAway,
     ProviderUnavailable,
     SandboxDied,
     SandboxFileError,
@@ -148,7 +149,10 @@ def test_an_agent_that_never_called_the_model_is_a_mistake_unless_allowed() -> N
 @pytest.mark.parametrize(
     ("phase", "error", "cls"),
     [
-        (Phase.PROVISION, ProviderUnavailable("no engine"), OutcomeClass.SANDBOX_CREATE_FAILED),
+        (Phase.PROVISION, ProviderUnavailable("no image"), OutcomeClass.SANDBOX_CREATE_FAILED),
+        (Phase.PROVISION, ProviderAway("no engine"), OutcomeClass.NO_ROOM),
+        (Phase.GRADE, ProviderAway("no engine"), OutcomeClass.NO_ROOM),
+        (Phase.GRADE, ProviderUnavailable("no image"), OutcomeClass.SANDBOX_CREATE_FAILED),
         (Phase.PROVISION, ConfigError("image: no such root"), OutcomeClass.TASK_INVALID),
         (Phase.PROVISION, TimeoutError(), OutcomeClass.SANDBOX_CREATE_FAILED),
         (Phase.SETUP, SandboxFileError("no"), OutcomeClass.TASK_INVALID),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rock.rollout.building import make_ready
 from rock.rollout.episode.agent import run_solution
 from rock.rollout.grading import Exam, Grade, Setting, lay_out
 from rock.rollout.inputs.task import LoadedTask
@@ -23,8 +24,9 @@ TASKS = load_tasks("tasks", base=EXAMPLES)
 async def grade_of(
     provider: Provider, loaded: LoadedTask, solution: str | None, folder: Path
 ) -> Grade:
+    loaded = (await make_ready(loaded, provider, "auto")).loaded
     task = loaded.task
-    spec = SandboxSpec(workdir=task.workdir)
+    spec = SandboxSpec(workdir=task.workdir, user=task.user)
     assert task.grader is not None
     setting = Setting(provider=provider, spec=spec, bench=None, folder=folder)
     async with await provider.create(spec) as sandbox, Exam(loaded, task.grader, setting) as exam:

@@ -26,6 +26,7 @@ from rock.rollout.records.record import Record, decode
 from rock.rollout.records.rundir import read_records
 from rock.rollout.report.events import Event, PhaseEntered
 from rock.rollout.run import RunResult, run
+from rock.sandbox.base import Provider
 from tests.needs import TEST_IMAGE
 from tests.rollout.live import address, new_provider, run_file, wait_until, write_tasks
 from tests.rollout.test_cancel import helpers
@@ -98,8 +99,13 @@ class World:
                 os.kill(pid, signal.SIGKILL)
         self.killed.set()
 
-    async def run(self, victim: str, phase: Phase) -> RunResult:
-        """A run whose first attempt of the first episode meets the fault as it enters `phase`."""
+    async def run(
+        self, victim: str, phase: Phase, made: Provider | None = None, **fields: Any
+    ) -> RunResult:
+        """A run whose first attempt of the first episode meets the fault as it enters `phase`.
+
+        In local sandboxes, or those of `made`; `fields` are the run file's.
+        """
         kills: list[asyncio.Task[None]] = []
 
         def on_event(event: Event) -> None:
@@ -109,9 +115,9 @@ class World:
                 kills.append(asyncio.ensure_future(self.kill(victim)))
 
         config = run_file(
-            self.folder, episodes_per_task=2, concurrency=1, consume_timeout_seconds=30
+            self.folder, episodes_per_task=2, concurrency=1, consume_timeout_seconds=30, **fields
         )
-        async with new_provider() as provider:
+        async with made or new_provider() as provider:
             result = await run(
                 config,
                 directory=self.directory,

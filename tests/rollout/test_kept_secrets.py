@@ -89,7 +89,7 @@ async def test_no_secret_is_in_what_a_run_keeps_or_grades_again(tmp_path: Path) 
         score,
         "harmless",
         error_reply(400, f"Bad key {PLANTED[2]}"),
-        score.replace("7", "3"),
+        score.replace("7", "3", 1),
     ]
     async with fake_openai_server(script) as hosted:
         write_run(tmp_path, hosted.url)
@@ -102,6 +102,12 @@ async def test_no_secret_is_in_what_a_run_keeps_or_grades_again(tmp_path: Path) 
     assert (attempt / "workspace/blob.bin").read_bytes() == b"x\0" + MARK.encode()
     assert MARK in (attempt / "judge.json").read_text()
     assert "0.3" in (attempt / "record-2.json").read_text()
+    # Each grading keeps what was said.
+    said = [json.loads((attempt / name).read_text())[0] for name in ("judge.json", "judge-2.json")]
+    assert [text[-1]["content"] for text in said] == [
+        '{"score": %d, "reason": "I saw %s"}' % (score, MARK)  # noqa: UP031 - braces
+        for score in (7, 3)
+    ]
     assert f"refused: {MARK}" in (out / "episodes/broken/0/attempt-1/agent.stderr").read_text()
     assert f"Bad key {MARK}" in (out / "episodes/broken/0/attempt-1/record.json").read_text()
     # And nothing of it is anywhere.

@@ -17,7 +17,8 @@ from rock.modelservice.client.client import AdminClient, TrainerClient
 from rock.modelservice.hosting.supervise import ServiceProcess
 from rock.modelservice.policies.scripted import turn_of
 from rock.modelservice.wire import Lease
-from rock.rollout.records.ledger import State, replay
+from rock.rollout.records.ledger import replay
+from rock.rollout.records.ledger_state import State
 from rock.rollout.records.outcome import OutcomeClass, Phase
 from rock.rollout.records.record import decode
 from rock.rollout.records.rundir import read_records

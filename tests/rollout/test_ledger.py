@@ -11,7 +11,8 @@ import pytest
 from rock import process
 from rock.config import inherited_environment
 from rock.errors import LedgerError
-from rock.rollout.records.ledger import (
+from rock.rollout.records.ledger import Ledger, replay
+from rock.rollout.records.ledger_lines import (
     SCHEMA,
     AttemptEnded,
     AttemptStarted,
@@ -22,11 +23,9 @@ from rock.rollout.records.ledger import (
     GroupDropped,
     GroupPlanned,
     GroupPublished,
-    Ledger,
     RunOpened,
-    State,
-    replay,
 )
+from rock.rollout.records.ledger_state import State
 from rock.rollout.records.outcome import OutcomeClass
 
 OPENED = RunOpened(run_id="r")
@@ -213,7 +212,8 @@ async def test_half_a_line_that_did_not_fit_is_not_left_before_the_next(tmp_path
 WRITER = """
 import asyncio, sys
 from pathlib import Path
-from rock.rollout.records.ledger import AttemptEnded, AttemptStarted, GroupPlanned, Ledger, RunOpened
+from rock.rollout.records.ledger import Ledger
+from rock.rollout.records.ledger_lines import AttemptEnded, AttemptStarted, GroupPlanned, RunOpened
 from rock.rollout.records.outcome import OutcomeClass
 
 async def main():

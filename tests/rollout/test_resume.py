@@ -23,7 +23,8 @@ from rock.modelservice.hosting.server import READY_FILE, Ready
 from rock.modelservice.keys import read_keys
 from rock.modelservice.policies.scripted import turn_of
 from rock.modelservice.wire import Lease
-from rock.rollout.records.ledger import State, replay
+from rock.rollout.records.ledger import replay
+from rock.rollout.records.ledger_state import State
 from rock.rollout.records.rundir import read_records
 from rock.rollout.run import EXIT_INTERRUPTED, resume, run
 from rock.testing import ScriptedPolicy

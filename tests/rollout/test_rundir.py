@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rock.errors import LedgerError
 from rock.rollout.inputs.runfile import RunFile
-from rock.rollout.records.ledger import RunOpened
+from rock.rollout.records.ledger_lines import RunOpened
 from rock.rollout.records.outcome import graded
 from rock.rollout.records.record import Plan, Record, Usage
 from rock.rollout.records.rundir import RunDir, file_name, read_info, read_records

@@ -10,6 +10,7 @@ from rock.errors import ConfigError
 from rock.rollout.inputs.changes import differences
 from rock.rollout.inputs.graders import Grader
 from rock.rollout.inputs.runfile import RunFile, load_run_file
+from rock.sandbox.base import Limits
 
 GOOD: dict[str, Any] = {"tasks": "tasks.jsonl", "agent": {"command": ["agent", "{instruction}"]}}
 
@@ -86,6 +87,7 @@ def test_a_format_name_is_not_taken_for_a_path(tmp_path: Path) -> None:
         ({"infra": {"max_failed_fraction": 2}}, r"infra\.max_failed_fraction"),
         ({"sampling": {"temperature": -1}}, r"sampling\.temperature"),
         ({"limits": {"memory_bytes": 1}}, r"limits\.memory_bytes"),
+        ({"limits": {"disk_bytes": 1}}, r"limits\.disk_bytes"),
         ({"grader": {"command": ["a"], "files": {"t": {"source": "no"}}}}, r"grader\.files\.t"),
         ({"colour": 1}, r"colour: .*not permitted"),
     ],
@@ -93,6 +95,13 @@ def test_a_format_name_is_not_taken_for_a_path(tmp_path: Path) -> None:
 def test_a_wrong_field_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_run_file(write(tmp_path, {**GOOD, **change}))
+
+
+def test_a_runs_bounds_are_those_of_its_sandboxes(tmp_path: Path) -> None:
+    bounds = {"memory_bytes": 2**28, "pids": 64, "cpus": 0.5, "disk_bytes": 2**25}
+    assert load_run_file(write(tmp_path, {**GOOD, "limits": bounds})).sandbox_limits() == Limits(
+        memory_bytes=2**28, pids=64, cpus=0.5, disk_bytes=2**25
+    )
 
 
 def test_every_wrong_field_is_reported_at_once(tmp_path: Path) -> None:

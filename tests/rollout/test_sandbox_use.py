@@ -406,7 +406,7 @@ async def _let_go(visitor: RemoteProvider, word: str) -> list[LogEntry] | None:
     for info in await visitor.list():
         guest = visitor.attach(info)
         entries = (await guest.read_log()).entries
-        if any(word in one.what and one.phase == "began" for one in entries):
+        if any(word in one.what and one.part == "began" for one in entries):
             await guest.write_file(word, b"")
             await guest.detach()
             return list(entries)

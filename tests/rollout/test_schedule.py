@@ -16,13 +16,15 @@ from rock.modelservice.wire import Lease
 from rock.modelservice.wire.groups import ClaimedGroup
 from rock.rollout.inputs.runfile import RunFile
 from rock.rollout.planning import Selection
-from rock.rollout.records.ledger import State, replay
+from rock.rollout.records.ledger import replay
+from rock.rollout.records.ledger_state import State
 from rock.rollout.records.outcome import OutcomeClass, Phase
 from rock.rollout.records.record import Record, decode
 from rock.rollout.records.rundir import read_records
 from rock.rollout.report.events import Event, PhaseEntered
 from rock.rollout.run import RunResult, run
 from tests.rollout.live import (
+    GRADER,
     address,
     answering,
     new_provider,
@@ -215,10 +217,19 @@ async def test_a_wrong_grader_is_put_right_without_running_an_agent_again(
     assert (after.regraded.graded, after.regraded.changed) == (2, 2)
     groups = {item.group.task_id: item.group for item in await claimed(service)}
     assert [(g.revision, g.episodes[0].reward) for g in groups.values()] == [(1, 1.0)] * 2
-    assert (
-        json.loads((tmp_path / "run" / "run.json").read_text())["config"]["grader"]["command"]
-        != wrong["command"]
-    )
+    graders = [
+        json.loads((tmp_path / "run" / name).read_text())["config"]["grader"]["command"]
+        for name in ("run-1.json", "run.json")
+    ]
+    assert graders == [wrong["command"], GRADER["command"]]
+    attempt = tmp_path / "run/episodes/a/0/attempt-1"
+    assert {"record.json", "record-2.json", "grader.stdout", "grader-2.stdout"} <= {
+        path.name for path in attempt.iterdir()
+    }
+    assert [
+        json.loads((attempt / name).read_text())["outcome"]["class"]
+        for name in ("record.json", "record-2.json")
+    ] == ["failed", "solved"]
     assert [record.grading for record in read_records(tmp_path / "run")] == [2, 2]
 
 

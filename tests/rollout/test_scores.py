@@ -9,8 +9,9 @@ import pytest
 from rock.config import Strict, validated
 from rock.errors import ConfigError
 from rock.rollout.grading.judge import score_in
-from rock.rollout.grading.scores import from_junit, from_pytest
+from rock.rollout.grading.scores import from_junit, from_pytest, from_text
 from rock.rollout.inputs.graders import AnyGrader, Grader, WeightedGrader
+from rock.rollout.records.outcome import OutcomeClass
 from rock.sandbox.base import ExecResult, ExecStatus
 
 
@@ -89,6 +90,12 @@ def test_tests_that_all_passed_do_not_count_when_the_runner_says_otherwise() -> 
     data = b'<testsuite><testcase classname="a" name="b"/></testsuite>'
     assert from_junit(grader(), data, ended(0)).reward == 1.0
     assert from_junit(grader(), data, ended(1)).reward == 0.0
+
+
+def test_a_reward_that_is_given_twice_is_none() -> None:
+    given = from_text('{"reward": 0, "reward": 1}', ended(0), "reward.json")
+    assert (given.reward, given.cls) == (None, OutcomeClass.GRADER_BROKEN)
+    assert "reward.json: the field 'reward' is given twice" in given.detail
 
 
 PYTEST = """

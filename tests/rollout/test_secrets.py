@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import subprocess
@@ -19,14 +20,16 @@ from rock.modelservice.keys import read_keys
 from rock.rollout.inputs.leaks import refuse_leaks
 from rock.rollout.inputs.runfile import RunFile, load_run_file
 from rock.rollout.inputs.task import LoadedTask, Task
-from rock.secrets import MARK, RedactingStream, Register, register
+from rock.rollout.run import resume
+from rock.secrets import MARK, RedactingStream, Register, credentials_in, register
 from rock.testing.fake_engine import FakeAnswer, error_reply, fake_openai_server
 from tests.rollout.live import AGENT, GRADER, write_tasks
 
 HOSTED = "sk-planted-hosted-0123456789"
 TOKEN = 'tok"planted/ü+&\\0123456789'
 NAMED = "planted by name 0123456789"
-PLANTED = (HOSTED, TOKEN, NAMED)
+LOGIN = "planted-pass-0123"
+PLANTED = (HOSTED, TOKEN, NAMED, LOGIN)
 
 
 def spellings(secret: str) -> Iterator[bytes]:
@@ -110,7 +113,7 @@ async def test_no_secret_is_in_what_a_run_writes_prints_or_shows_an_agent(tmp_pa
         "ROCK_LOG_LEVEL": "DEBUG",
     }
     async with fake_openai_server(script) as hosted:
-        write_run(tmp_path, hosted.url)
+        write_run(tmp_path, hosted.url.replace("://", f"://somebody:{LOGIN}@"))
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "rock", "run", "run.yaml", "--out", "out"),
             cwd=tmp_path,
@@ -142,6 +145,8 @@ async def test_no_secret_is_in_what_a_run_writes_prints_or_shows_an_agent(tmp_pa
         if path.is_file() and path.name != "keys.json":
             assert keys.admin_key.encode() not in path.read_bytes(), path
             assert keys.trainer_key.encode() not in path.read_bytes(), path
+    with pytest.raises(ConfigError, match="api_base: the run directory keeps it without its"):
+        await resume(out)
 
 
 def test_values_of_variables_with_telling_names_are_secrets() -> None:
@@ -159,9 +164,50 @@ def test_values_of_variables_with_telling_names_are_secrets() -> None:
         "TOKEN_LIMIT": "100000000",
         "SSL_KEY": "/etc/ssl/private/key.pem",
         "TEST_PASSWORD": "password",
+        "LD_LIBRARY_PATH": "/usr/lib",
+        "POSTGRES_URL": "postgres://u:k-12345678@db:5432/x",
     }
     found = secret_values(["DATABASE"], environ)
-    assert {value[0] for value in found} == set("abcdei")
+    assert {value[0] for value in found if value[1:] == "-12345678"} == set("abcdeik")
+
+
+@pytest.mark.parametrize(
+    ("address", "redacted"),
+    [
+        ("http://me:hunter2@h/v1", f"http://{MARK}h/v1"),
+        ("http://me:s3cret-and-long@h/v1", f"http://{MARK}h/v1"),
+        ("http://a:b@h/v1", f"{MARK}h/v1"),
+        ("https://ghp_0123456789@h/", f"https://{MARK}h/"),
+        ("https://h/v1?api-key=abc-123&api-version=1", f"https://h/v1?{MARK}&api-version=1"),
+        ("https://h/v1?subscription-key=a%2Fb%2Fc1&x=y", f"https://h/v1?{MARK}&x=y"),
+        ("https://h/?sig=0a1b2c3d4e&se=2027", f"https://h/?{MARK}&se=2027"),
+        ("http://127.0.0.1:8000/v1?model=key", "http://127.0.0.1:8000/v1?model=key"),
+        ("someone@example.com", "someone@example.com"),
+        ("http://[::1", "http://[::1"),
+    ],
+)
+def test_what_is_secret_in_an_address_is_redacted(address: str, redacted: str) -> None:
+    secrets = Register()
+    secrets.register(*credentials_in(address))
+    assert secrets.redact_text(f"from {address}") == f"from {redacted}"
+    # What is said of it elsewhere may be any text: a plain word stays one.
+    assert secrets.redact_text("hunter2 api version 1 sig") == "hunter2 api version 1 sig"
+
+
+def test_a_password_in_an_address_is_found_apart_from_it_too() -> None:
+    secrets = Register()
+    secrets.register(*credentials_in("http://me:p%40ss-word-1@h/v1"))
+    basic = base64.b64encode(b"me:p@ss-word-1").decode()
+    assert secrets.redact_text(f"p@ss-word-1 Basic {basic}") == f"{MARK} Basic {MARK}"
+
+
+def test_an_address_with_a_password_in_the_wrong_field_is_not_repeated(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    given = {**BASE, "agent": {"command": ["a"]}, "api_bsae": "http://me:hunter2@h/v1"}
+    path.write_text(json.dumps(given))
+    with pytest.raises(ConfigError, match=r"api_bsae: .*an address with a password") as caught:
+        load_run_file(path)
+    assert "hunter2" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -203,6 +249,19 @@ def test_what_is_printed_is_redacted(capsys: pytest.CaptureFixture[str]) -> None
     assert stream.write(f"key {HOSTED}\n") == len(HOSTED) + 5
     stream.writelines([HOSTED, "\n"])
     assert capsys.readouterr().out == f"key {MARK}\n{MARK}\n"
+
+
+def test_what_a_library_prints_in_an_ascii_locale_is_redacted() -> None:
+    """Such as typer, which writes bytes past a stream that can only say ASCII."""
+    script = (
+        "import sys, typer; from rock.secrets import RedactingStream, register; "
+        f"register({HOSTED!r}); sys.stdout = RedactingStream(sys.stdout); typer.echo({HOSTED!r})"
+    )
+    ascii_only = {"LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, **ascii_only}, capture_output=True
+    )
+    assert done.stdout.decode() == f"{MARK}\n", done.stderr
 
 
 BASE: dict[str, Any] = {"tasks": "t.jsonl", "grader": GRADER}

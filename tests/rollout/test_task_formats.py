@@ -83,6 +83,7 @@ def test_a_harbor_directory_becomes_a_task(tmp_path: Path) -> None:
     )
     assert task.instruction == "Write 42 to answer.txt.\n"
     assert task.timeouts.agent_seconds == 33.5
+    assert (task.user, task.env) == ("root", {"LEVEL": "3"})
     assert task.metadata["difficulty"] == "hard"
     assert isinstance(task.grader, Grader)
     assert (task.grader.timeout_seconds, task.grader.fresh) == (44.0, True)
@@ -102,7 +103,9 @@ def test_files_that_a_dockerfile_copies_are_in_the_working_directory(tmp_path: P
     )
     task = load_one(tmp_path).task
     assert task.workdir == "/app/sub"
-    assert {name: file.source for name, file in task.files.items()} == {
+    assert task.build is not None
+    assert task.build.only_files
+    assert {name: file.source for name, file in task.build.otherwise.items()} == {
         "in/a.txt": "environment/a.txt",
         "in/b.txt": "environment/b.txt",
         "renamed.txt": "environment/a.txt",
@@ -117,11 +120,18 @@ def test_files_that_a_dockerfile_copies_are_in_the_working_directory(tmp_path: P
         ("[verifier]\ntimeout_sec = 'long'\n", r"verifier\.timeout_sec: .*\(given: 'long'\)"),
         ("[verifier.env]\nKEY = '${OPENAI_API_KEY}'\n", r"verifier\.env\.KEY: .*reach the sandbox"),
         ("[environment\n", r"task\.toml: not TOML"),
+        ("[environment]\nbuild_timeout_sec = -1\n", r"build\.timeout_seconds: .*\(given: -1\.0\)"),
     ],
 )
 def test_what_cannot_be_carried_out_is_refused(tmp_path: Path, toml: str, message: str) -> None:
     harbor_task(tmp_path, toml)
     with pytest.raises(ConfigError, match=message):
+        load_one(tmp_path)
+
+
+def test_a_harbor_directory_of_several_containers_is_refused(tmp_path: Path) -> None:
+    harbor_task(tmp_path, **{"environment/docker-compose.yaml": "services: {}\n"})
+    with pytest.raises(ConfigError, match=r"docker-compose\.yaml: tasks of several containers"):
         load_one(tmp_path)
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from rock import process
 from rock.errors import SandboxDied
-from rock.sandbox.channel.channel import Channel, connect_to_path
+from rock.sandbox.channel.channel import Channel
+from rock.sandbox.channel.connect import PathConnector
 from rock.sandbox.channel.execution import Executed
 from rock.sandbox.channel.frames import (
     NO_FLAGS,
@@ -64,7 +65,7 @@ async def plain_helper(folder: Path, *options: str) -> AsyncGenerator[Helper]:
     argv = [helper_path(), "serve", socket, "--lifetime", "120", *options]
     started = await process.start(argv, env={}, cwd=folder)
     try:
-        helper = Helper(started, Channel(connect_to_path(socket)), socket)
+        helper = Helper(started, Channel(PathConnector(socket)), socket)
         deadline = time.monotonic() + 10
         while True:
             try:

@@ -17,7 +17,8 @@ import pytest
 from rock import process
 from rock.errors import CommandRefused, SandboxDied, SandboxError
 from rock.sandbox.channel import frames
-from rock.sandbox.channel.channel import Channel, connect_to_path
+from rock.sandbox.channel.channel import Channel
+from rock.sandbox.channel.connect import PathConnector
 from rock.sandbox.channel.frames import EndKind, FrameType
 from rock.sandbox.helper import helper_path
 from tests.sandbox.plain_helper import (
@@ -66,7 +67,7 @@ async def test_a_helper_ends_with_its_owner(tmp_path: Path) -> None:
         fd = theirs.fileno()
         script = 'exec "$0" serve "$1" --control-fd "$2"'
         started = await _start_with_fd(tmp_path, script, fd)
-    channel = Channel(connect_to_path(tmp_path / "helper.sock"))
+    channel = Channel(PathConnector(tmp_path / "helper.sock"))
     await _until_it_answers(channel)
     ours.close()
     assert await asyncio.wait_for(started.wait(), 10) == 0
@@ -223,13 +224,29 @@ async def test_a_socket_path_longer_than_an_address_is_reached(tmp_path: Path) -
     deep = tmp_path / ("d" * 100)
     async with plain_helper(tmp_path) as helper:
         deep.symlink_to(tmp_path)
-        channel = Channel(connect_to_path(deep / helper.socket.name))
+        channel = Channel(PathConnector(deep / helper.socket.name))
         assert await channel.ping() == frames.PROTOCOL_VERSION
+
+
+async def test_only_the_helper_that_answered_first_is_spoken_to(tmp_path: Path) -> None:
+    async with plain_helper(tmp_path) as helper:
+        helper.socket.rename(tmp_path / "moved")
+        with socket.socket(socket.AF_UNIX) as impostor:
+            impostor.bind(str(helper.socket))
+            impostor.listen()
+            with pytest.raises(SandboxDied, match="another process listens"):
+                await helper.run("true")
+            conn, _ = impostor.accept()
+            with conn:
+                assert conn.recv(1) == b""
+        helper.socket.unlink()
+        (tmp_path / "moved").rename(helper.socket)
+        assert ended(await helper.run("true")).value == 0
 
 
 async def test_a_helper_that_is_not_there_is_a_dead_sandbox(tmp_path: Path) -> None:
     with pytest.raises(SandboxDied):
-        await Channel(connect_to_path(tmp_path / "none.sock")).ping()
+        await Channel(PathConnector(tmp_path / "none.sock")).ping()
 
 
 def _open_descriptors() -> int:

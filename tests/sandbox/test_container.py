@@ -28,7 +28,7 @@ def test_the_defaults_are_the_safe_ones() -> None:
     assert (host["mem_limit"], host["memswap_limit"]) == (2 * 1024**3, 2 * 1024**3)
     assert host["pids_limit"] == 512
     assert [(limit["Name"], limit["Hard"]) for limit in host["ulimits"]] == [
-        ("core", 0),
+        ("core", 1),
         ("nofile", 4096),
     ]
 

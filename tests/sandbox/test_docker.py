@@ -176,15 +176,21 @@ with socket.socket(socket.AF_UNIX) as conn:
 """
 
 
+OWNER_OF_THE_SOCKET = "2147483646"
+
+
 async def test_a_command_cannot_speak_to_the_helper_even_as_root(provider: DockerProvider) -> None:
     assert frames.encode(frames.FrameType.PING) == bytes([1, 0, 0, 0, ord("P")])
     async with await provider.create(SandboxSpec(image=TEST_IMAGE)) as box:
-        as_agent = await box.exec(["python3", "-c", KNOCK], timeout_seconds=10)
-        as_root = await box.exec(["python3", "-c", KNOCK], timeout_seconds=10, user="root")
+        for user in (None, "root"):
+            barred = await box.exec(["python3", "-c", KNOCK], timeout_seconds=10, user=user)
+            assert b"PermissionError" in barred.stderr
+        heard = await box.exec(
+            ["python3", "-c", KNOCK], timeout_seconds=10, user=OWNER_OF_THE_SOCKET
+        )
         assert (await box.exec(["true"], timeout_seconds=10)).ok
-    assert b"PermissionError" in as_agent.stderr
     cut_off = (b"ConnectionReset", b"BrokenPipe")
-    assert as_root.stdout == b"b''\n" or any(name in as_root.stderr for name in cut_off), as_root
+    assert heard.stdout == b"b''\n" or any(name in heard.stderr for name in cut_off), heard
 
 
 async def test_an_images_own_variables_and_user_are_the_commands(provider: DockerProvider) -> None:

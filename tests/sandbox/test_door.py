@@ -15,7 +15,7 @@ import pytest
 
 from rock import process
 from rock.errors import NotFound, NotSupported
-from rock.sandbox import rundir
+from rock.sandbox import host_dirs
 from rock.sandbox.base import SandboxSpec
 from rock.sandbox.box.channel_sandbox import ChannelSandbox
 from rock.sandbox.local.local import LocalProvider
@@ -115,7 +115,7 @@ async def test_a_visitor_that_leaves_ends_what_it_started_and_not_the_sandbox(ba
         await until("what the visitor started has ended", gone)
         assert own.running
         entries = (await box.read_log()).entries
-        assert any(entry.by == "client" and entry.phase == "began" for entry in entries)
+        assert any(entry.by == "client" and entry.part == "began" for entry in entries)
 
 
 _HARNESS = """
@@ -151,11 +151,11 @@ async def test_what_a_killed_harness_wrote_down_is_found_until_it_is_reaped(base
     harness.send_signal(signal.SIGKILL)
     await harness.wait()
     assert door.doors(base) == []
-    left = rundir.find_log(base, name[:8])
+    left = host_dirs.find_log(base, name[:8])
     assert left is not None
     assert b"last words\n" in [entry.stdout for entry in left.read().entries]
     async with LocalProvider(base=base) as provider:
         await provider.create(SandboxSpec())
-        assert rundir.find_log(base, name) is None
+        assert host_dirs.find_log(base, name) is None
         boxes = [one for one in provider.sandboxes() if isinstance(one, ChannelSandbox)]
         assert len(boxes) == 1

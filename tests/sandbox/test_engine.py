@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 
@@ -37,6 +38,10 @@ async def engine_that(
     finally:
         await engine.close()
         await runner.cleanup()
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 async def test_an_engine_that_is_not_there_is_unavailable_with_a_remedy(tmp_path: Path) -> None:
@@ -101,6 +106,24 @@ async def test_a_cancelled_call_has_ended_when_the_cancellation_arrives(tmp_path
         with pytest.raises(asyncio.CancelledError):
             await calling
         assert answered == [True]
+
+
+async def test_tries_at_an_engine_that_went_away_leave_no_descriptor(tmp_path: Path) -> None:
+    async def once(request: web.Request) -> web.StreamResponse:
+        return web.json_response([], headers={"Connection": "close"})
+
+    async with engine_that(once, tmp_path, timeout_seconds=5) as engine:
+        assert await engine.containers("rock.run") == []
+        (tmp_path / "engine.sock").rename(tmp_path / "gone.sock")
+        gc.disable()  # which would close what was left
+        try:
+            before = open_descriptors()
+            for _ in range(5):
+                with pytest.raises(ProviderUnavailable, match="no Docker engine answers"):
+                    await engine.containers("rock.run")
+            assert open_descriptors() <= before
+        finally:
+            gc.enable()
 
 
 async def test_a_closed_client_makes_no_calls(tmp_path: Path) -> None:

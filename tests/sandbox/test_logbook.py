@@ -22,7 +22,7 @@ class Entries(list[LogEntry]):
 
 
 def _entry(number: int) -> LogEntry:
-    return LogEntry(at=float(number), action="a", kind="exec", phase="ended", what=f"{number}")
+    return LogEntry(at=float(number), action="a", kind="exec", part="ended", what=f"{number}")
 
 
 def test_several_writers_share_one_log_within_its_bound(tmp_path: Path) -> None:
@@ -112,10 +112,10 @@ async def test_a_prompt_without_a_line_end_is_shown_though_nothing_follows() -> 
         return b"".join(entry.stdout for entry in entries) == b"password: "
 
     await until("the prompt is written down", shown)
-    assert [entry.phase for entry in entries] == ["began", "output"]
+    assert [entry.part for entry in entries] == ["began", "output"]
     action.end()
     action.end()
-    assert [entry.phase for entry in entries] == ["began", "output", "ended"]
+    assert [entry.part for entry in entries] == ["began", "output", "ended"]
 
 
 async def test_a_flood_leaves_its_beginning_and_its_end() -> None:

@@ -17,9 +17,10 @@ from rock.errors import SandboxDied, SandboxFileError
 from rock.sandbox.channel import frames
 from rock.sandbox.channel.channel import Channel
 from rock.sandbox.channel.execution import Executed
-from rock.sandbox.channel.frames import NO_FLAGS, ExecFlag, ExecRequest
+from rock.sandbox.channel.frames import NO_FLAGS, ExecFlag, ExecRequest, FrameType
 from rock.sandbox.channel.mux import ByteStream, MuxConnector
 from rock.sandbox.helper import helper_path
+from tests.sandbox.hostile_frames import mux_frame
 from tests.sandbox.plain_helper import PATH, ended, until, wait_until_gone
 
 
@@ -253,6 +254,46 @@ async def test_a_helper_that_says_nothing_is_a_dead_sandbox(tmp_path: Path) -> N
     connector = MuxConnector(open_silent)
     with pytest.raises(SandboxDied):
         await Channel(connector).ping()
+    await connector.close()
+
+
+FD_WITHOUT_A_PORT = frames.encode(FrameType.FD, b"\1")
+LIES = {
+    "a caller by a number of ours": mux_frame("A", 1, frames.u32(1)),
+    "more than the window": mux_frame("D", 1, b"\0" + bytes(300_000)),
+    "credit without a size": mux_frame("C", 1, b"\0"),
+    "a stream there is not": mux_frame("D", 1, b"\x09x"),
+    "a listener without a port": mux_frame("D", 1, b"\0" + FD_WITHOUT_A_PORT),
+    "no such type": mux_frame("?", 1),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+async def test_what_has_taken_the_helpers_place_is_a_dead_sandbox(lie: str) -> None:
+    """As root inside can do where the helper was put into the container by the engine."""
+
+    class Liar:
+        def __init__(self) -> None:
+            self.said: asyncio.Queue[bytes] = asyncio.Queue()
+
+        async def read(self) -> bytes:
+            return await self.said.get()
+
+        def write(self, data: bytes) -> None:
+            if data[4] == ord("h"):
+                self.said.put_nowait(mux_frame("h", frames.PROTOCOL_VERSION))
+            elif data[4] == ord("D"):
+                self.said.put_nowait(LIES[lie])
+
+        async def close(self) -> None: ...
+
+    async def open_liar() -> ByteStream:
+        return Liar()
+
+    connector = MuxConnector(open_liar)
+    channel = Channel(connector)
+    with pytest.raises(SandboxDied):
+        await (channel.listen(0) if "listener" in lie else channel.ping())
     await connector.close()
 
 

@@ -8,7 +8,7 @@ import pytest
 from rock import process
 from rock.config import inherited_environment
 from rock.errors import SandboxError
-from rock.sandbox import rundir
+from rock.sandbox import host_dirs
 from rock.sandbox.docker.reaper import is_leftover
 from rock.sandbox.owner import EXPIRES, Owner
 
@@ -68,24 +68,24 @@ def test_labels_that_make_no_sense_are_left_alone() -> None:
 
 async def test_only_directories_of_dead_owners_are_orphans(tmp_path: Path) -> None:
     base = tmp_path / "base"
-    mine = rundir.make(base, "mine", Owner.current())
-    theirs = rundir.make(base, "theirs", await a_dead_owner())
+    mine = host_dirs.make(base, "mine", Owner.current())
+    theirs = host_dirs.make(base, "theirs", await a_dead_owner())
     unmade = base / "unmade"
     unmade.mkdir()
     made_at = unmade.stat().st_mtime
     assert mine.is_dir()
-    assert rundir.orphans(base, now_seconds=made_at) == [theirs]
-    later = made_at + rundir.HALF_MADE_SECONDS + 1
-    assert rundir.orphans(base, now_seconds=later) == [theirs, unmade]
+    assert host_dirs.orphans(base, now_seconds=made_at) == [theirs]
+    later = made_at + host_dirs.HALF_MADE_SECONDS + 1
+    assert host_dirs.orphans(base, now_seconds=later) == [theirs, unmade]
 
 
 def test_a_sandboxs_directory_is_closed_to_other_users_and_goes_with_it(tmp_path: Path) -> None:
     base = tmp_path / "base"
-    folder = rundir.make(base, "one", Owner.current())
+    folder = host_dirs.make(base, "one", Owner.current())
     assert (base.stat().st_mode & 0o777, folder.stat().st_mode & 0o777) == (0o700, 0o700)
     assert (folder / "run").is_dir()
-    rundir.remove(folder)
-    rundir.remove(folder)
+    host_dirs.remove(folder)
+    host_dirs.remove(folder)
     assert list(base.iterdir()) == []
 
 
@@ -94,12 +94,12 @@ def test_a_base_that_others_can_enter_is_refused(tmp_path: Path) -> None:
     base.mkdir()
     base.chmod(0o755)
     with pytest.raises(SandboxError, match="mode 0700"):
-        rundir.make(base, "one", Owner.current())
+        host_dirs.make(base, "one", Owner.current())
 
 
 def test_a_base_that_is_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir(mode=0o700)
     (tmp_path / "base").symlink_to("real")
     with pytest.raises(SandboxError, match="only user"):
-        rundir.prepare_base(tmp_path / "base")
+        host_dirs.prepare_base(tmp_path / "base")
     assert os.listdir(tmp_path / "real") == []  # noqa: PTH208 (an empty directory is the point)

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import yaml
 from pydantic import Field
 
 from rock.config import Strict, inherited_environment, kind_of, validated
@@ -24,7 +23,8 @@ from rock.modelservice.backends.recorded import load_recording
 from rock.modelservice.client.worker import Policy
 from rock.modelservice.policies.faults import Fault, FaultRule, FaultyPolicy
 from rock.modelservice.policies.replay import ReplayPolicy
-from rock.secrets import register
+from rock.plain import read_yaml
+from rock.secrets import credentials_in, register
 
 QUEUE = "queue"
 KINDS = ("litellm", "openai", "engine", "replay")
@@ -88,18 +88,17 @@ def policies_of(
     `file` describes others. Raises ConfigError naming the backend."""
     configs = {} if file is None else read_backends(file)
     configs |= {name: BackendConfig(use=name, api_base=api_base) for name in names}
+    register(*credentials_in(api_base or ""))
     return {name: _with_faults(name, config, configs) for name, config in configs.items()}
 
 
 def read_backends(file: Path) -> dict[str, BackendConfig]:
     """Raises ConfigError. A recording's relative path is relative to the file."""
-    try:
-        data: Any = yaml.safe_load(file.read_text())
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as exc:
-        raise ConfigError(f"{file}: expected a YAML file that describes backends: {exc}") from exc
-    found = validated(BackendsFile, data, source=str(file)).backends
+    found = validated(BackendsFile, read_yaml(file), source=str(file)).backends
     if QUEUE in found:
         raise ConfigError(f"{file}: backends.{QUEUE}: is the trainer's; take another name")
+    for config in found.values():
+        register(*credentials_in(config.api_base or ""))
     return {
         name: config.model_copy(update={"use": _beside(file, config.use)})
         for name, config in found.items()

@@ -26,6 +26,7 @@ from msgspec import Struct, structs
 from msgspec.structs import replace
 from yarl import URL
 
+from rock.config import kind_of
 from rock.errors import (
     BadRequest,
     ConfigError,
@@ -34,7 +35,6 @@ from rock.errors import (
     NotFound,
     ServiceUnavailable,
     error_for,
-    shown,
 )
 from rock.modelservice import wire
 from rock.modelservice.graph import deltas
@@ -179,9 +179,9 @@ def _checked_url(url: str) -> str:
     try:
         parts = URL(url)
     except ValueError as exc:
-        raise ConfigError(f"url: expected http://HOST:PORT, got {shown(url)}: {exc}") from exc
+        raise ConfigError(f"url: expected http://HOST:PORT, got {kind_of(url)}: {exc}") from exc
     if parts.scheme not in ("http", "https") or not parts.host:
-        raise ConfigError(f"url: expected http://HOST:PORT, got {shown(url)}")
+        raise ConfigError(f"url: expected http://HOST:PORT, got {kind_of(url)}")
     return url.rstrip("/")
 
 

@@ -38,6 +38,7 @@ _USER_MARKS: tuple[tuple[str, Kind], ...] = (
     ("CRITICAL: Respond with TEXT ONLY", "compaction"),
     ("Please write a 5-10 word title for the following conversation", "title"),
 )
+_USER_HEADS = tuple(mark for mark, _ in _USER_MARKS)
 MARKS = (*_SYSTEM_MARKS, *_USER_MARKS)
 PROBE_TEXT = "quota"
 
@@ -62,7 +63,8 @@ def classify(request: CanonicalRequest, headers: Mapping[str, str]) -> Kind | No
     """What the call is for, or None for a step of the task."""
     if headers.get(CLAUDE_AGENT_HEADER):
         return "subagent"
-    if (kind := _codex_kind(headers.get(CODEX_TURN_HEADER))) is not None:
+    turn = headers.get(CODEX_TURN_HEADER)
+    if turn and (kind := _codex_kind(turn)) is not None:
         return kind
     if not request.messages:
         return None
@@ -82,14 +84,12 @@ def never_asks_twice(kind: Kind | None, headers: Mapping[str, str]) -> bool:
     twice on purpose. Not so their other calls: two sub-agents may begin with the same words, and a
     summary that cannot be used is asked for again.
     """
-    marks = (CLAUDE_SESSION_HEADER, CODEX_TURN_HEADER)
-    return kind is None and any(headers.get(mark) for mark in marks)
+    named = headers.get(CLAUDE_SESSION_HEADER) or headers.get(CODEX_TURN_HEADER)
+    return kind is None and bool(named)
 
 
-def _codex_kind(header: str | None) -> Kind | None:
+def _codex_kind(header: str) -> Kind | None:
     """Codex says it in a header; an ordinary turn is `turn`."""
-    if not header:
-        return None
     try:
         said = msgspec.json.decode(header, type=_Turn).request_kind
     except (msgspec.DecodeError, RecursionError):
@@ -114,10 +114,9 @@ def _marked_system(request: CanonicalRequest) -> Kind | None:
 def _opening(text: str) -> Kind | None:
     """A user may quote a mark; the program's own text begins with it."""
     start = text.lstrip()
-    for mark, kind in _USER_MARKS:
-        if start.startswith(mark):
-            return kind
-    return None
+    if not start.startswith(_USER_HEADS):
+        return None
+    return next(kind for mark, kind in _USER_MARKS if start.startswith(mark))
 
 
 def _decoded(raw: Raw) -> _Message:

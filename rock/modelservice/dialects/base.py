@@ -176,7 +176,8 @@ _fields = msgspec.json.Decoder(dict[str, Raw])
 def fields_of(body: bytes) -> dict[str, Raw]:
     """The top-level fields of a JSON object, each still as sent. Raises BadRequest."""
     try:
-        body.decode("utf-8")  # skipped values are not checked by the decoder
+        if not body.isascii():
+            body.decode("utf-8")  # skipped values are not checked by the decoder
         return _fields.decode(body)
     except UnicodeDecodeError as exc:
         raise BadRequest(f"the body is not UTF-8: bad byte at {exc.start}") from exc

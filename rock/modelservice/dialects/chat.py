@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from rock.errors import BadRequest, RockError
 from rock.modelservice.dialects import sse
@@ -48,36 +49,22 @@ class ChatDialect:
     def parse(self, body: bytes, headers: Headers, history: History = NO_HISTORY) -> Parsed:
         del headers, history  # this dialect says everything in the body
         fields = fields_of(body)
-        stream = bool(take(fields, "stream", bool, "true or false"))
-        options: dict[str, Raw] = take(fields, "stream_options", dict[str, Raw], "an object") or {}
-        include_usage = take(options, "include_usage", bool, "true or false")
+        # What is not there is not asked for by a call: most requests name a handful of fields.
+        stream = "stream" in fields and take(fields, "stream", bool, "true or false")
+        include_usage = "stream_options" in fields and _include_usage(fields)
         request = _canonical(fields)
+        extra = request.extra
         renderer = ChatRenderer(
             model=request.model,
             now=self._now,
             include_usage=bool(include_usage),
-            logprobs=bool(_peek(request, "logprobs", bool, "true or false")),
-            token_ids=bool(_peek(request, "return_token_ids", bool, "true or false")),
+            logprobs="logprobs" in extra and _flag(extra, "logprobs"),
+            token_ids="return_token_ids" in extra and _flag(extra, "return_token_ids"),
         )
-        return Parsed(request, stream, renderer)
+        return Parsed(request, bool(stream), renderer)
 
     def error(self, exc: RockError) -> ErrorReply:
         return error_reply(exc)
-
-
-_PLAIN: dict[str, tuple[type, str]] = {
-    "max_completion_tokens": (int, "an integer of at least 1"),
-    "max_tokens": (int, "an integer of at least 1"),
-    "n": (int, f"an integer from 1 to {MAX_CHOICES}"),
-    "parallel_tool_calls": (bool, "true or false"),
-    "temperature": (float, "a number"),
-    "top_p": (float, "a number"),
-    "seed": (int, "an integer"),
-    "presence_penalty": (float, "a number"),
-    "frequency_penalty": (float, "a number"),
-    "reasoning_effort": (str, "a string"),
-}
-"""Fields whose values are taken as they are: their kind, and how it is said."""
 
 
 def _canonical(fields: dict[str, Raw]) -> CanonicalRequest:
@@ -86,31 +73,28 @@ def _canonical(fields: dict[str, Raw]) -> CanonicalRequest:
     if model is None:
         raise BadRequest("model: missing; expected a string: the model's name", param="model")
     messages = _messages(fields)
-    plain = {
-        name: take(fields, name, kind, expected)
-        for name, (kind, expected) in _PLAIN.items()
-        if name in fields  # most requests name two or three
-    }
-    limit = plain.pop("max_completion_tokens", None)
-    older = plain.pop("max_tokens", None)
-    choices = plain.pop("n", None)
-    request = CanonicalRequest(
-        model=model,
-        messages=messages,
-        tools=_objects(fields, "tools"),
-        tool_choice=_kind(fields, "tool_choice", b'"{', "a string or an object"),
-        response_format=_kind(fields, "response_format", b"{", "an object"),
-        max_tokens=older if limit is None else limit,
-        stop=_stop(fields),
-        n=1 if choices is None else choices,
-        extra={name: Raw(bytes(raw)) for name, raw in fields.items()},
-        **plain,
+    request = CanonicalRequest(model=model, messages=messages)
+    if not fields:
+        return request
+    given = {name: _OPTIONAL[name](fields) for name in list(fields) if name in _OPTIONAL}
+    limit = given.pop("max_completion_tokens", None)
+    if limit is not None:
+        given["max_tokens"] = limit
+    if given.get("n", 1) is None:
+        del given["n"]
+    request = replace(
+        request, extra={name: Raw(bytes(raw)) for name, raw in fields.items()}, **given
     )
     _within("n", request.n, 1, MAX_CHOICES)
     _within("max_tokens", request.max_tokens, 1, 2**31 - 1)
     _within("temperature", request.temperature, 0.0, 100.0)
     _within("top_p", request.top_p, 0.0, 1.0)
     return request
+
+
+def _include_usage(fields: dict[str, Raw]) -> bool:
+    options: dict[str, Raw] = take(fields, "stream_options", dict[str, Raw], "an object") or {}
+    return bool(take(options, "include_usage", bool, "true or false"))
 
 
 def _within(name: str, value: float | None, low: float, high: float) -> None:
@@ -150,8 +134,6 @@ def _complain(messages: list[Raw]) -> None:
 
 
 def _objects(fields: dict[str, Raw], name: str) -> list[Raw] | None:
-    if name not in fields:
-        return None
     items: list[Raw] | None = take(fields, name, list[Raw], "a list of objects")
     for index, item in enumerate(items or ()):
         if bytes(item)[:1] != b"{":
@@ -161,10 +143,7 @@ def _objects(fields: dict[str, Raw], name: str) -> list[Raw] | None:
 
 def _kind(fields: dict[str, Raw], name: str, heads: bytes, expected: str) -> Raw | None:
     """A field that is passed on as sent, if it is null or begins with one of `heads`."""
-    sent = fields.pop(name, None)
-    if sent is None:
-        return None
-    raw = bytes(sent)
+    raw = bytes(fields.pop(name))
     if raw == b"null":
         return None
     if raw[:1] not in [bytes([head]) for head in heads]:
@@ -173,18 +152,38 @@ def _kind(fields: dict[str, Raw], name: str, heads: bytes, expected: str) -> Raw
 
 
 def _stop(fields: dict[str, Raw]) -> list[str] | None:
-    if "stop" not in fields:
-        return None
     stop: str | list[str] | None = take(
         fields, "stop", str | list[str], "a string or a list of strings"
     )
     return [stop] if isinstance(stop, str) else (stop or None)
 
 
-def _peek(request: CanonicalRequest, name: str, kind: type[Any], expected: str) -> Any:
+def _flag(extra: dict[str, Raw], name: str) -> bool:
     """Read a field that stays in `extra`, because whoever answers wants to see it too."""
-    raw = request.extra.get(name)
-    return None if raw is None else take({name: raw}, name, kind, expected)
+    return bool(take({name: extra[name]}, name, bool, "true or false"))
+
+
+def _plain(name: str, kind: type, expected: str) -> Callable[[dict[str, Raw]], Any]:
+    return lambda fields: take(fields, name, kind, expected)
+
+
+_OPTIONAL: dict[str, Callable[[dict[str, Raw]], Any]] = {
+    "tools": lambda fields: _objects(fields, "tools"),
+    "tool_choice": lambda fields: _kind(fields, "tool_choice", b'"{', "a string or an object"),
+    "response_format": lambda fields: _kind(fields, "response_format", b"{", "an object"),
+    "stop": _stop,
+    "max_completion_tokens": _plain("max_completion_tokens", int, "an integer of at least 1"),
+    "max_tokens": _plain("max_tokens", int, "an integer of at least 1"),
+    "n": _plain("n", int, f"an integer from 1 to {MAX_CHOICES}"),
+    "parallel_tool_calls": _plain("parallel_tool_calls", bool, "true or false"),
+    "temperature": _plain("temperature", float, "a number"),
+    "top_p": _plain("top_p", float, "a number"),
+    "seed": _plain("seed", int, "an integer"),
+    "presence_penalty": _plain("presence_penalty", float, "a number"),
+    "frequency_penalty": _plain("frequency_penalty", float, "a number"),
+    "reasoning_effort": _plain("reasoning_effort", str, "a string"),
+}
+"""How each field that has a place in the canonical request is taken out of those that were sent."""
 
 
 class ChatRenderer(Struct, frozen=True):
@@ -206,7 +205,8 @@ class ChatRenderer(Struct, frozen=True):
         }
         if answer.usage is not None:
             body["usage"] = usage_body(answer.usage)
-        body.update(self.prompt(answer))
+        if self.token_ids:
+            body.update(self.prompt(answer))
         return msgspec.json.encode(body)
 
     def stream(self, call_id: str) -> ChatStream:
@@ -218,12 +218,14 @@ class ChatRenderer(Struct, frozen=True):
             message["reasoning_content"] = choice.message.reasoning_content
         if choice.message.tool_calls:
             message["tool_calls"] = [_tool_call(call) for call in choice.message.tool_calls]
-        return {
+        said: Object = {
             "index": index,
             "message": message,
             "finish_reason": finish_reason(choice),
-            **self.tokens(choice),
         }
+        if self.logprobs or self.token_ids:
+            said.update(self.tokens(choice))
+        return said
 
     def prompt(self, answer: Answer) -> Object:
         """The prompt's ids, for a client that asked and while they are known."""

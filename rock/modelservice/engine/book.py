@@ -100,7 +100,7 @@ class Book:
                 over = Over(record.reason, record.limit, record.bound)
                 self.sessions.retire(record.session, record.key_sha256, over)
                 self.sessions.count(record.counts)
-            case records.GroupPublished() | records.GroupAcknowledged():
+            case records.GroupPublished() | records.GroupLeased() | records.GroupAcknowledged():
                 pass
             case _:
                 self._apply_to(self.call(record.call), record)
@@ -203,7 +203,8 @@ class Book:
             tokens=call.tokens,
         )
         call.stored = answer
-        call.forget_spans()
+        if call.said is not None:
+            call.forget_spans()
         call.answered_lease = record.lease
         call.fingerprint = record.fingerprint
         conversation = self._conversations[call.session.id]
@@ -272,13 +273,15 @@ def _replayed(graph: MessageGraph, said: records.CallQueued | records.Edited) ->
 
 def _samples(record: records.CallAnswered) -> tuple[Sample, ...]:
     return tuple(
-        Sample(
-            choice.packed_ids or b"",
-            choice.packed_logprobs or b"",
-            choice.version_spans,
-            choice.parts,
-        )
-        for choice in record.choices
+        [
+            Sample(
+                choice.packed_ids or b"",
+                choice.packed_logprobs or b"",
+                choice.version_spans,
+                choice.parts,
+            )
+            for choice in record.choices
+        ]
     )
 
 

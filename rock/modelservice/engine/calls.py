@@ -7,9 +7,8 @@ a waiting agent is a callback in its call.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import cast
 
 import msgspec
 from msgspec import Raw, Struct
@@ -58,6 +57,9 @@ _FAILURES: dict[str, type[RockError]] = {
 }
 _TRANSPORT_FIELDS = ("stream", "stream_options")
 """How an answer is sent, which does not change what is asked."""
+
+_SIDE_CLASSES: dict[str | None, ChainClass] = {"auxiliary": "auxiliary", "subagent": "subagent"}
+"""By branch, of calls that are not what the call before them was."""
 
 Identity = tuple[str, int, int | None, bytes]
 """Dialect, messages, tools and parameters: equal for two requests that ask the same."""
@@ -283,12 +285,11 @@ def _head(request: bytes) -> _Head:
 def _effective(record: records.CallQueued) -> tuple[bytes, int | None]:
     """(parameters as JSON, number of the tools list)"""
     said = record.edited or record
-    return _with_pins(bytes(said.request), record.pinned), said.tools
+    request = bytes(said.request)
+    return request if record.pinned is None else _with_pins(request, record.pinned), said.tools
 
 
-def _with_pins(request: bytes, pinned: Raw | None) -> bytes:
-    if pinned is None:
-        return request
+def _with_pins(request: bytes, pinned: Raw) -> bytes:
     pins = msgspec.json.decode(pinned, type=Pins)
     effective = replace(msgspec.json.decode(request, type=CanonicalRequest), **pins_set(pins))
     return records.encoder.encode(effective)
@@ -321,17 +322,18 @@ _SPARE_LEVELS = 128
 """Nesting left to whoever reads a request inside something else: the journal, a worker."""
 
 
-def _check_readable(part: bytes) -> None:
+def _check_readable(parts: Iterable[bytes]) -> None:
     """Raises `BadRequest` for JSON that was taken raw but that a later reader could not read."""
     try:
-        if not part.isascii():
-            str(part, "utf-8")
-        if (
-            len(part) > _SPARE_LEVELS  # a shorter one cannot be so deep
-            and part.count(b"[") + part.count(b"{") > _SPARE_LEVELS
-        ):
-            deeper = b"%b%b%b" % (b"[" * _SPARE_LEVELS, part, b"]" * _SPARE_LEVELS)
-            msgspec.json.decode(deeper, type=Raw)
+        for part in parts:
+            if not part.isascii():
+                str(part, "utf-8")
+            if (
+                len(part) > _SPARE_LEVELS  # a shorter one cannot be so deep
+                and part.count(b"[") + part.count(b"{") > _SPARE_LEVELS
+            ):
+                deeper = b"%b%b%b" % (b"[" * _SPARE_LEVELS, part, b"]" * _SPARE_LEVELS)
+                msgspec.json.decode(deeper, type=Raw)
     except UnicodeDecodeError as exc:
         raise BadRequest(f"the request is not valid UTF-8: {exc.reason}") from exc
     except RecursionError as exc:
@@ -361,11 +363,7 @@ class Conversation:
         if extra and any(name in extra for name in _TRANSPORT_FIELDS):
             extra = {name: extra[name] for name in extra if name not in _TRANSPORT_FIELDS}
         parameters = records.encoder.encode(replace(request, messages=[], tools=None, extra=extra))
-        for part in located.rest:
-            _check_readable(part)
-        if located.tools is not None:
-            _check_readable(located.tools)
-        _check_readable(parameters)
+        _check_readable((*located.rest, located.tools or b"", parameters))
         identity = None
         if located.complete:
             number = self.graph.number_of(located.tools)
@@ -420,21 +418,24 @@ class Conversation:
             call.parent = self.calls[placement.parent.call]
             call.parent_choice = placement.parent.choice
         call.covers = placement.covers
-        self._classify(call, placement, extension)
-        if placement.parent is not None and call.chain_class == self._class_before(call):
+        before = self._class_before(call)
+        self._classify(call, placement, extension, before)
+        if placement.parent is not None and call.chain_class == before:
             self.graph.go_on(placement.parent)
         self.calls.append(call)
 
-    def _classify(self, call: Call, placement: Placement, extension: Extension) -> None:
-        """Say whose work the call is and why it is a chain of its own, if it is."""
+    def _classify(
+        self, call: Call, placement: Placement, extension: Extension, before: ChainClass
+    ) -> None:
+        """Say whose work the call is and why it is a chain of its own, if it is; `before` is what it
+        would be by what it goes on from."""
         branch = placement.branch
         marked = chains.class_of_kind(call.kind)
         if marked is None:
-            new = (self.graph.blob(number) for number in extension.path)
             if branch in chains.REFINABLE:
+                new = (self.graph.blob(number) for number in extension.path)
                 branch = chains.refined(branch, new, self._heard[-chains.LOOK_BACK :])
-            side = branch if branch in ("auxiliary", "subagent") else None
-            call.chain_class = cast("ChainClass | None", side) or self._class_before(call)
+            call.chain_class = _SIDE_CLASSES.get(branch, before)
         else:
             call.chain_class = marked
             if call.parent is None or call.parent.chain_class != marked:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from rock.errors import (
     CallFailed,
@@ -167,7 +168,7 @@ class Engine:
 
     def _note_call(self, call: Call, payload: bytes, then: Then | None = None) -> None:
         """`_note` for a record about a call: four of them make a turn, and whose they are is known."""
-        self.shelf.add(call.session_id, self.journal.note(payload, then))
+        self.shelf.places[call.session_id].append(self.journal.note(payload, then))
 
     # --- sessions ---
 
@@ -235,7 +236,7 @@ class Engine:
         self.connections += 1
         self._time_call(call)
         self.observer.asked(call, trace)
-        self._note_call(call, payload, lambda: self._let_claim(call))
+        self._note_call(call, payload, partial(self._let_claim, call))
         return call
 
     def attach(self, call: Call) -> None:
@@ -300,7 +301,7 @@ class Engine:
         self._take_out(call, Event.COMPLETE)
         self.book.store_answer(call, record)
         self.observer.answered(call, record, held, self.clock())
-        self._note_call(call, payload, lambda: self._show(call))
+        self._note_call(call, payload, partial(self._show, call))
 
     def end(self, call: Call, event: Event, error: RockError) -> None:
         """End an open call without an answer."""
@@ -317,7 +318,7 @@ class Engine:
         call.stored = error
         call.forget_spans()
         self.observer.ended(call, event, error)
-        self._note_call(call, payload, lambda: self._show(call))
+        self._note_call(call, payload, partial(self._show, call))
 
     def take_back(self, held: Held) -> None:
         """Give a lease's call to other workers, and tell its own."""

@@ -32,12 +32,12 @@ class Observer:
     # --- sessions ---
 
     def session_opened(self, session: Session) -> None:
-        self.metrics.opened.inc()
+        self.metrics.opened.value += 1
         log.info("session opened", extra=about(session_id=session.id, backend=session.spec.backend))
 
     def session_closed(self, session: Session) -> None:
         reason = session.close_reason
-        self.metrics.closed.labels(str(reason)).inc()
+        self.metrics.closed[str(reason)].value += 1
         log.info(
             "session closed",
             extra=about(
@@ -48,7 +48,7 @@ class Observer:
     # --- calls ---
 
     def asked(self, call: Call, trace: Mapping[str, str]) -> None:
-        self.metrics.asked.labels(call.dialect).inc()
+        self.metrics.asked[call.dialect].value += 1
         if self.spans.recording:
             self.spans.start(
                 call.id,
@@ -64,14 +64,14 @@ class Observer:
             log.debug("call asked", extra=about(call_id=call.id, session_id=call.session_id))
 
     def attached(self, call: Call) -> None:
-        self.metrics.reattached.inc()
+        self.metrics.reattached.value += 1
         self.spans.event(call.id, "reattached", {})
         log.info("retry joined its call", extra=about(call_id=call.id, session_id=call.session_id))
 
     def claimed(self, call: Call, held: Held) -> None:
-        self.metrics.delivered.inc()
+        self.metrics.delivered.value += 1
         if call.deliveries > 1:
-            self.metrics.redelivered.inc()
+            self.metrics.redelivered.value += 1
             log.warning(
                 "call handed out again",
                 extra=about(
@@ -82,13 +82,13 @@ class Observer:
                 ),
             )
         else:
-            self.metrics.wait.labels(call.backend).observe(max(0.0, held.since - call.asked_at))
+            self.metrics.wait[call.backend].observe(max(0.0, held.since - call.asked_at))
         if self.spans.recording:
             seen = {"worker_id": held.worker_id, "delivery": call.deliveries}
             self.spans.event(call.id, "claimed", seen)
 
     def expired(self, call: Call) -> None:
-        self.metrics.expired.inc()
+        self.metrics.expired.value += 1
         self.spans.event(call.id, "lease_expired", {})
         log.warning(
             "lease expired",
@@ -99,15 +99,15 @@ class Observer:
         self, call: Call, record: records.CallAnswered, held: Held | None, now: float
     ) -> None:
         metrics = self.metrics
-        metrics.answered.inc()
-        metrics.answer.labels(call.backend).observe(max(0.0, now - call.asked_at))
+        metrics.answered.value += 1
+        metrics.answer[call.backend].observe(max(0.0, now - call.asked_at))
         if held is not None:
             metrics.lease.observe(max(0.0, now - held.since))
         if record.usage is not None:
-            metrics.tokens.labels("prompt").inc(record.usage.prompt_tokens)
-            metrics.tokens.labels("completion").inc(record.usage.completion_tokens)
+            metrics.tokens["prompt"].value += record.usage.prompt_tokens
+            metrics.tokens["completion"].value += record.usage.completion_tokens
         if record.untrainable is not None:
-            metrics.untrainable.labels(reason_class(record.untrainable)).inc()
+            metrics.untrainable[reason_class(record.untrainable)].value += 1
         if self.spans.recording or log.isEnabledFor(logging.DEBUG):
             self._tell_answered(call, record)
 
@@ -126,10 +126,10 @@ class Observer:
     def ended(self, call: Call, event: Event, error: RockError) -> None:
         """A call ended without an answer."""
         if event in (Event.FAIL, Event.DEADLINE):
-            self.metrics.failed.labels(error.code).inc()
+            self.metrics.failed[error.code].value += 1
             word = "call failed"
         else:
-            self.metrics.cancelled.labels(event.value).inc()
+            self.metrics.cancelled[event.value].value += 1
             word = "call cancelled"
         self.spans.end(call.id, {"deliveries": call.deliveries}, error=error.code)
         log.info(
@@ -142,7 +142,7 @@ class Observer:
     # --- interceptors ---
 
     def intercepted(self, name: str, result: str) -> None:
-        self.metrics.intercepted.labels(name, result).inc()
+        self.metrics.intercepted[name, result].value += 1
 
     def interceptors_changed(
         self, record: records.InterceptorSet | records.InterceptorRemoved
@@ -155,7 +155,7 @@ class Observer:
     def committed(self, seconds: float, count: int, size: int) -> None:
         self.metrics.commit.observe(seconds)
         self.metrics.commit_bytes.observe(size)
-        self.metrics.records.inc(count)
+        self.metrics.records.value += count
 
 
 _REASONS = (

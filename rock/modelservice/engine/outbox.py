@@ -4,6 +4,9 @@ acknowledged. No I/O; time is passed in.
 A group says how old its oldest sample is, as a policy version, and how much older the policy that
 takes it may be. One that is too old is not handed out: it is `stale`, until a later revision of it is
 published. While it is leased nothing changes, for it was young enough when it was taken.
+
+After a restart every group that is not acknowledged waits again, but the last lease on it is still good:
+its trainer may be in the middle of the step, and until somebody else gets the group it is that trainer's.
 """
 
 from __future__ import annotations
@@ -44,16 +47,35 @@ class GroupLease(Struct, frozen=True):
     group: bytes
 
 
+class Consumption(Struct, frozen=True):
+    """What the outbox remembers of a consumed group."""
+
+    step: int | None
+    lease_id: str | None
+
+
 class _Entry:
-    __slots__ = ("acknowledged", "delivery", "freshness", "group", "lease_id", "stale", "step")
+    __slots__ = (
+        "acknowledged",
+        "delivery",
+        "freshness",
+        "group",
+        "lease_id",
+        "settled",
+        "stale",
+        "step",
+    )
 
     def __init__(self, group: bytes, freshness: Freshness) -> None:
         self.group = group
         self.freshness = freshness
         self.delivery = 0
         self.lease_id: str | None = None
+        """The lease that may acknowledge it. While the group waits, that is one from before a restart."""
         self.stale = False
         self.acknowledged = False
+        self.settled = False
+        """Whether its acknowledgement is in the journal."""
         self.step: int | None = None
 
 
@@ -111,8 +133,10 @@ class Outbox:
             group_id, _ = self._waiting.popitem(last=False)
             entry = self._entries[group_id]
             if entry.freshness.stale_at(version):
-                entry.stale = True
+                self._make_stale(entry)
                 continue
+            if entry.lease_id is not None:
+                self._forget_lease(entry)
             entry.delivery += 1
             self._issued += 1
             lease_id = f"g{self._boot}{self._issued}"
@@ -127,8 +151,13 @@ class Outbox:
         for group_id in list(self._waiting):
             entry = self._entries[group_id]
             if entry.freshness.stale_at(version):
-                entry.stale = True
+                self._make_stale(entry)
                 del self._waiting[group_id]
+
+    def _make_stale(self, entry: _Entry) -> None:
+        entry.stale = True
+        if entry.lease_id is not None:  # from before a restart
+            self._forget_lease(entry)
 
     def holder(self, lease_id: str) -> str:
         """The group a lease is on. Raises `LeaseLost`."""
@@ -141,9 +170,20 @@ class Outbox:
 
     def renew(self, lease_id: str, *, now: float, lease_seconds: float) -> None:
         """Raises `LeaseLost`, also for a group that is consumed."""
-        if self._entries[self.holder(lease_id)].acknowledged:
+        group_id = self.holder(lease_id)
+        if self._entries[group_id].acknowledged:
             raise LeaseLost(f"lease {lease_id!r} is over; the group is consumed")
+        self._waiting.pop(group_id, None)
         self._expiries.set(lease_id, now + lease_seconds)
+
+    def restore(self, group_id: str, *, lease_id: str | None, delivery: int = 0) -> None:
+        """A lease from before a restart: nobody waits for it, but it is good until the group is handed
+        out again."""
+        entry = self._entries[group_id]
+        entry.delivery = delivery
+        if lease_id is not None:
+            entry.lease_id = lease_id
+            self._leases[lease_id] = group_id
 
     def release(self, lease_id: str) -> None:
         """The group is handed out again, before all others. Raises `LeaseLost`."""
@@ -152,12 +192,16 @@ class Outbox:
             raise LeaseLost(f"lease {lease_id!r} is over; the group is consumed")
         self._back(self._forget_lease(entry))
 
-    def acknowledged_steps(self) -> dict[str, int | None]:
-        """Consumed groups, and the training step that each was consumed in, if it was named."""
-        return {name: entry.step for name, entry in self._entries.items() if entry.acknowledged}
+    def consumed(self) -> dict[str, Consumption]:
+        """Consumed groups: the training step of each, if it was named, and the lease."""
+        return {
+            name: Consumption(entry.step, entry.lease_id)
+            for name, entry in self._entries.items()
+            if entry.acknowledged
+        }
 
     def acknowledge(self, group_id: str, *, step: int | None = None) -> None:
-        """The group is consumed; its content is dropped."""
+        """The group is consumed; its content is dropped. `status` says so once it is `settle`d."""
         entry = self._entries[group_id]
         entry.acknowledged, entry.step, entry.stale = True, step, False
         entry.group = b""
@@ -165,6 +209,10 @@ class Outbox:
         if entry.lease_id is not None:
             self._expiries.drop(entry.lease_id)
             # The lease id stays known, so that a repeated acknowledgement is no conflict.
+
+    def settle(self, group_id: str) -> None:
+        """The acknowledgement is in the journal."""
+        self._entries[group_id].settled = True
 
     def acknowledged(self, group_id: str) -> bool:
         return self._entries[group_id].acknowledged
@@ -196,10 +244,10 @@ class Outbox:
             raise NotFound(f"no group {shown(group_id)} was published here")
         state = "pending"
         if entry.acknowledged:
-            state = "acknowledged"
+            state = "acknowledged" if entry.settled else "leased"
         elif entry.stale:
             state = "stale"
-        elif entry.lease_id is not None:
+        elif entry.lease_id is not None and group_id not in self._waiting:
             state = "leased"
         return GroupStatus(
             group_id=group_id,

@@ -33,14 +33,18 @@ class Recovery:
         self._wall = wall
         self._groups: dict[str, records.GroupPublished | records.GroupAcknowledged] = {}
         """The last record of each."""
+        self._group_leases: dict[str, records.GroupLeased] = {}
 
     def replay(self, payload: bytes, place: int) -> None:
         """Apply the record at `place`. Raises `JournalError` for what cannot have happened."""
         try:
             record = records.decoder.decode(payload)
             self._shelf.index(record, place)
-            if isinstance(record, records.GroupPublished | records.GroupAcknowledged):
+            if isinstance(record, records.GroupLeased):
+                self._group_leases[record.group_id] = record
+            elif isinstance(record, records.GroupPublished | records.GroupAcknowledged):
                 self._groups[record.group_id] = record  # after its acknowledgement comes nothing
+                self._group_leases.pop(record.group_id, None)
             else:
                 self._replay_session(record)
         except (msgspec.DecodeError, RecursionError, RockError, LookupError) as exc:
@@ -49,15 +53,21 @@ class Recovery:
             ) from exc
 
     def fill(self, outbox: Outbox) -> None:
-        """Offer the groups that nobody has acknowledged."""
+        """Offer the groups that nobody has acknowledged. Whoever had one before the restart still has
+        it, until it is handed out again."""
         for group_id, record in self._groups.items():
             if isinstance(record, records.GroupAcknowledged):
                 outbox.publish(group_id, b"")
+                outbox.restore(group_id, lease_id=record.lease_id)
                 outbox.acknowledge(group_id, step=record.step)
+                outbox.settle(group_id)
             else:
                 outbox.publish(group_id, content := bytes(record.group), freshness_of(content))
                 outbox.offer(group_id)
+                if (lease := self._group_leases.get(group_id)) is not None:
+                    outbox.restore(group_id, lease_id=lease.lease_id, delivery=lease.delivery)
         self._groups.clear()
+        self._group_leases.clear()
 
     def retire(self, session: Session) -> None:
         """Put a closed session out of memory; its records stay where the shelf says."""

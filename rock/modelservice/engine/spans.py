@@ -171,10 +171,6 @@ class Said:
         return self._prompt
 
     @property
-    def first_version(self) -> PolicyVersion | None:
-        return self._spans[0].policy_version
-
-    @property
     def policy_versions(self) -> set[PolicyVersion | None]:
         return {span.policy_version for span in self._spans}
 

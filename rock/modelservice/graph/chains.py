@@ -38,12 +38,15 @@ class Earlier(Struct, frozen=True):
 
 
 def earlier(chain_class: ChainClass, messages: Sequence[AssistantMessage]) -> Earlier:
-    texts = [(said.content or "").strip() for said in messages]
-    return Earlier(
-        chain_class,
-        tuple([text for text in texts if len(text) >= MIN_SUMMARY_CHARS]),
-        tuple([said for said in messages if said.tool_calls]),
-    )
+    summaries: list[str] = []
+    calling: list[AssistantMessage] = []
+    for said in messages:
+        text = said.content.strip() if said.content else ""
+        if len(text) >= MIN_SUMMARY_CHARS:
+            summaries.append(text)
+        if said.tool_calls:
+            calling.append(said)
+    return Earlier(chain_class, tuple(summaries), tuple(calling))
 
 
 class _Message(Struct):

@@ -18,6 +18,7 @@ from rock.modelservice.graph.messages import Described, describe, describe_answe
 from rock.modelservice.wire import AssistantMessage
 
 _ROOT = 0
+_DIGEST_MASK = 2**64 - 1
 _SYSTEM_ROLES = ("system", "developer")
 
 
@@ -86,7 +87,8 @@ class MessageGraph:
         # Normalised nodes.
         self._normal_parent = array("i", [_ROOT])
         self._normal_role: list[str] = [""]
-        self._normal_children: dict[tuple[int, bytes], int] = {}
+        self._normal_children: dict[int, int] = {}
+        """By parent and digest in one number, as `_children` are: a tuple is one more object that stays."""
         self._answers: dict[int, AnswerRef] = {}
         self._answer_of_call_id: dict[str, tuple[int, AnswerRef] | None] = {}
         self._echoes: dict[int, AnswerRef] = {}
@@ -122,21 +124,17 @@ class MessageGraph:
 
     def extend(self, located: Located) -> Extension:
         """Add a request that `locate` has just looked up."""
-        blobs: list[bytes] = []
+        sent = located.rest if located.tools is None else [*located.rest, located.tools]
+        numbers, begun = self._numbers, len(self._blobs)
         fresh: dict[bytes, int] = {}
-
-        def number(blob: bytes) -> int:
-            known = self._numbers.get(blob)
-            if known is None:
-                known = fresh.get(blob)
-            if known is None:
-                known = fresh[blob] = len(self._blobs) + len(blobs)
-                blobs.append(blob)
-            return known
-
-        path = [number(message) for message in located.rest]
-        tools = None if located.tools is None else number(located.tools)
-        return self.replay(base=located.base, path=path, blobs=blobs, tools=tools)
+        path: list[int] = []
+        for blob in sent:
+            number = numbers.get(blob)
+            if number is None:
+                number = fresh.setdefault(blob, begun + len(fresh))
+            path.append(number)
+        tools = None if located.tools is None else path.pop()
+        return self.replay(base=located.base, path=path, blobs=list(fresh), tools=tools)
 
     def replay(
         self, *, base: int, path: list[int], blobs: list[bytes], tools: int | None
@@ -284,7 +282,7 @@ class MessageGraph:
         return None
 
     def _normal_child(self, parent: int, described: Described) -> tuple[int, bool]:
-        key = (parent, described.digest)
+        key = parent << 64 | (described.digest & _DIGEST_MASK)
         node = self._normal_children.get(key)
         if node is not None:
             return node, True

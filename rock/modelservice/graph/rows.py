@@ -70,7 +70,7 @@ class CallTokens(Struct, frozen=True, eq=False):
         if self.parent is not None and self.kept is None:
             before = self.parent.sequence_count(self.parent_choice)
         force_setattr(self, "inherited", before)
-        force_setattr(self, "prompt_count", before + tokens.count(self.prompt))
+        force_setattr(self, "prompt_count", before + len(self.prompt) // 4)
 
     @property
     def goes_on(self) -> bool:
@@ -100,7 +100,7 @@ class CallTokens(Struct, frozen=True, eq=False):
 
     def sequence_count(self, choice: int) -> int:
         """How many tokens `sequence_ids` has, without walking the chain."""
-        return self.prompt_count + tokens.count(self.samples[choice].ids)
+        return self.prompt_count + len(self.samples[choice].ids) // 4
 
     def sequence_ids(self, choice: int) -> bytes:
         """Prompt and answer, packed: what a call that goes on from `choice` starts with."""

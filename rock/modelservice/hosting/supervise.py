@@ -173,14 +173,15 @@ class ServiceProcess:
             argv += ["--set", f"{name}={_as_argument(value)}"]
         for backend in self._backends:
             argv += ["--backend", backend]
-        if self._api_base is not None:
-            argv += ["--api-base", self._api_base]
         if self._exit_with_parent:
             argv += ["--parent-pid", str(os.getpid())]
         with (self.state_dir / LOG_FILE).open("ab") as output:
             # litellm would otherwise fetch its price list over the network at every start.
             env = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", **inherited_environment()}
             env.update(self._environment)
+            env.pop("ROCK_API_BASE", None)
+            if self._api_base is not None:  # not among the arguments, which everybody can read
+                env["ROCK_API_BASE"] = self._api_base
             self._process = await process.start(
                 argv, env=env, stdout=output, stderr=output, pass_fds=(agent, control)
             )

@@ -12,7 +12,7 @@ import mmap
 import os
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from threading import Event as Flag
 from typing import BinaryIO
@@ -23,7 +23,7 @@ from msgspec import Raw, Struct
 from rock.errors import JournalError, ServiceUnavailable
 from rock.modelservice.journal import records, segments
 from rock.modelservice.journal.journal import sync_folder
-from rock.modelservice.journal.segments import PREFIX_BYTES, Segment, frame
+from rock.modelservice.journal.segments import PREFIX_BYTES, Segment, framed
 from rock.modelservice.journal.shelf import Shelf
 from rock.modelservice.wire.interceptors import Interceptor
 
@@ -63,7 +63,7 @@ def plan(
     files: list[Segment],
     folder: Path,
     number: int,
-    acknowledged: Mapping[str, int | None],
+    acknowledged: Iterable[records.GroupAcknowledged],
     interceptors: Mapping[str, Interceptor],
 ) -> Plan:
     """Say what to keep of `files`. Sessions that the shelf has as retired are closed for good."""
@@ -91,13 +91,16 @@ def plan(
         else:  # its last records are in the active file; the next compaction archives it
             live[session_id] = places[: bisect_left(places, end)]
     others = {f"group {name}": place for name, place in shelf.groups.items() if place < end}
+    others |= {
+        f"group-lease {name}": place for name, place in shelf.group_leases.items() if place < end
+    }
     others |= {f"boot {n}": place for n, place in enumerate(shelf.boots) if place < end}
     if shelf.policy is not None and shelf.policy < end:
         others["policy"] = shelf.policy
     head: list[records.Record] = [*shelf.archived.values()]
-    for group_id, step in acknowledged.items():
-        head.append(records.GroupPublished(group_id=group_id, group=Raw(b"null")))
-        head.append(records.GroupAcknowledged(group_id=group_id, step=step))
+    for acknowledgement in acknowledged:
+        head.append(records.GroupPublished(group_id=acknowledgement.group_id, group=Raw(b"null")))
+        head.append(acknowledgement)
     head += [records.InterceptorSet(name=name, spec=spec) for name, spec in interceptors.items()]
     return Plan(folder, number, files, live, closed, others, head)
 
@@ -179,7 +182,7 @@ def _write_base(
 ) -> Outcome:
     """Records keep their order. The base ends where the last of the files ended, so what follows it
     keeps its places."""
-    head = b"".join(frame(records.encode(record)) for record in [*plan.head, *archived])
+    head = framed(records.encode(record) for record in [*plan.head, *archived])
     keep = sorted([*plan.others.values(), *(p for places in plan.live.values() for p in places)])
     sizes = array("Q", (len(one) for one in source.frames(keep)))
     start = plan.end - sum(sizes) - len(head)

@@ -31,7 +31,7 @@ from msgspec.structs import replace
 
 from rock.errors import JournalError
 from rock.modelservice.journal import segments
-from rock.modelservice.journal.segments import FILE_NAME, OnRecord, Segment, frame
+from rock.modelservice.journal.segments import FILE_NAME, FRAME_BYTES, OnRecord, Segment, framed
 from rock.modelservice.settings import SyncLevel
 
 LOCK_NAME = "journal.lock"
@@ -63,14 +63,15 @@ class Journal:
         self._path = active.path
         self._active = active
         self._good_bytes = active.offset(active.end)
-        self._pending_bytes = 0
         self.next_place = active.end
         """Where the next record will be."""
+        self.written_place = active.end
+        """Records before it are in the file."""
         self._number = number
         self._sealing: asyncio.Future[list[Segment]] | None = None
         self.sealed = sealed
         """The files before the active one."""
-        self._frames: list[bytes] = []
+        self._payloads: list[bytes] = []
         self._waiting: list[tuple[asyncio.Future[None] | None, Then | None]] = []
         self._scheduled = False
         self._syncing: asyncio.Future[None] | None = None
@@ -139,11 +140,6 @@ class Journal:
         return self._good_bytes
 
     @property
-    def written_place(self) -> int:
-        """Records before it are in the file."""
-        return self.next_place - self._pending_bytes
-
-    @property
     def segments(self) -> list[Segment]:
         """Every file, in order, as far as it is written."""
         return [*self.sealed, replace(self._active, end=self.written_place)]
@@ -186,11 +182,9 @@ class Journal:
             raise self._error
         if len(payload) > _MAX_RECORD_BYTES:
             raise JournalError(f"a record of {len(payload)} bytes is too large for the journal")
-        framed = frame(payload)
-        self._frames.append(framed)
-        size, place = len(framed), self.next_place
-        self._pending_bytes += size
-        self.next_place = place + size
+        self._payloads.append(payload)
+        place = self.next_place
+        self.next_place = place + FRAME_BYTES + len(payload)
         if future is not None or then is not None:
             self._waiting.append((future, then))
         if not self._scheduled:
@@ -202,7 +196,7 @@ class Journal:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._error is not None:
             future.set_exception(self._error)
-        elif not self._frames and not self._waiting and self._syncing is None:
+        elif not self._payloads and not self._waiting and self._syncing is None:
             future.set_result(None)
         else:
             self._waiting.append((future, None))
@@ -213,7 +207,9 @@ class Journal:
         """Write what is left and unlock. Safe to call twice; survives cancellation."""
         if self._fd < 0:
             return
-        while self._error is None and (self._frames or self._waiting or self._syncing is not None):
+        while self._error is None and (
+            self._payloads or self._waiting or self._syncing is not None
+        ):
             if self._syncing is not None:
                 with contextlib.suppress(OSError):  # reported by _synced
                     await asyncio.shield(self._syncing)
@@ -239,11 +235,11 @@ class Journal:
             return
         if self._sealing is not None and not self._seal_now():
             return
-        if not self._frames and not self._waiting:
+        if not self._payloads and not self._waiting:
             return
-        frames, self._frames = self._frames, []
+        payloads, self._payloads = self._payloads, []
         waiting, self._waiting = self._waiting, []
-        batch = b"".join(frames)
+        batch = framed(payloads)
         began = time.perf_counter()
         try:
             _write(self._fd, batch)
@@ -253,13 +249,13 @@ class Journal:
             return
         if self._thread is None:
             self._wrote(len(batch))
-            self._committed(began, len(frames), len(batch))
+            self._committed(began, len(payloads), len(batch))
             _acknowledge(waiting)
             return
         syncing = asyncio.get_running_loop().run_in_executor(self._thread, os.fdatasync, self._fd)
         self._syncing = syncing
         syncing.add_done_callback(
-            lambda done: self._synced(done, waiting, len(batch), began, len(frames))
+            lambda done: self._synced(done, waiting, len(batch), began, len(payloads))
         )
 
     def _synced(
@@ -279,12 +275,12 @@ class Journal:
         self._wrote(batch_bytes)
         self._committed(began, count, batch_bytes)
         _acknowledge(waiting)
-        if self._waiting or self._frames or self._sealing is not None:
+        if self._waiting or self._payloads or self._sealing is not None:
             self._flush()
 
     def _wrote(self, count: int) -> None:
         self._good_bytes += count
-        self._pending_bytes -= count
+        self.written_place += count
 
     def _seal_now(self) -> bool:
         """Between two writes; whether it went well."""
@@ -328,7 +324,7 @@ class Journal:
             return
         self._error = error
         waiting, self._waiting = self._waiting, []
-        self._frames.clear()
+        self._payloads.clear()
         if self._sealing is not None and not self._sealing.done():
             self._sealing.set_exception(error)
         for future, _ in waiting:

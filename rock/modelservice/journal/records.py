@@ -25,7 +25,7 @@ from rock.modelservice.wire import (
 from rock.modelservice.wire.interceptors import Interceptor
 from rock.modelservice.wire.partial import ToolCallDelta
 
-SCHEMA = 4
+SCHEMA = 5
 """Version of these shapes, in the journal's header. A journal with a higher one is refused."""
 
 
@@ -205,9 +205,19 @@ class GroupPublished(_Record, tag="group_published"):
     group: Raw
 
 
+class GroupLeased(_Record, tag="group_leased"):
+    """A group was handed to a trainer; an earlier lease on it is over."""
+
+    group_id: str
+    lease_id: str
+    delivery: int
+
+
 class GroupAcknowledged(_Record, tag="group_acknowledged"):
     group_id: str
     step: int | None = None
+    lease_id: str | None = None
+    """Under which it was acknowledged, so that saying it again after a restart is no conflict."""
 
 
 OfCall = (
@@ -221,6 +231,8 @@ OfCall = (
 )
 """What happened to a call that is known."""
 
+OfGroup = GroupPublished | GroupLeased | GroupAcknowledged
+
 Record = (
     Booted
     | SessionOpened
@@ -231,8 +243,7 @@ Record = (
     | InterceptorSet
     | InterceptorRemoved
     | PolicyChanged
-    | GroupPublished
-    | GroupAcknowledged
+    | OfGroup
 )
 
 
@@ -255,7 +266,7 @@ def session_of(record: Record) -> str | None:
     match record:
         case SessionOpened() | SessionEnded() | SessionArchived():
             return record.session
-        case Booted() | PolicyChanged() | GroupPublished() | GroupAcknowledged():
+        case Booted() | PolicyChanged() | GroupPublished() | GroupLeased() | GroupAcknowledged():
             return None
         case InterceptorSet() | InterceptorRemoved():
             return None

@@ -17,7 +17,7 @@ import mmap
 import re
 import zlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -30,6 +30,8 @@ ORIGIN = 1 << 40
 """Room below the first record: a base is put right before what follows it, and may be longer than
 what it stands for."""
 PREFIX_BYTES = 18
+FRAME_BYTES = PREFIX_BYTES + 1
+"""What a record takes in a file besides its payload."""
 _PREFIX = re.compile(rb"([0-9a-f]{8}) ([0-9a-f]{8}) ")
 _NEXT = re.compile(rb"(?<=\n)" + _PREFIX.pattern)
 """Where a record can begin behind another. A payload can quote whole records, but not at the start of
@@ -65,13 +67,14 @@ Spot = tuple[Path, int]
 """A file and the byte in it at which a record begins."""
 
 
-def frame(payload: bytes) -> bytes:
-    """One record as it stands in a file: length, CRC-32, payload, newline."""
-    return b"%08x %08x %b\n" % (len(payload), zlib.crc32(payload), payload)
+def framed(payloads: Iterable[bytes]) -> bytes:
+    """Records as they stand in a file: for each its length, CRC-32, payload and a newline."""
+    crc = zlib.crc32
+    return b"".join([b"%08x %08x %b\n" % (len(one), crc(one), one) for one in payloads])
 
 
 def header(schema: int, start: int) -> bytes:
-    return frame(msgspec.json.encode(Header(schema, start)))
+    return framed([msgspec.json.encode(Header(schema, start))])
 
 
 def base_path(folder: Path, number: int) -> Path:
@@ -145,7 +148,7 @@ def records(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """(end offset, payload) of each good record, up to the first bad one or the end."""
     end = 0
     while (payload := _next_record(file)) is not None:
-        end += PREFIX_BYTES + len(payload) + 1
+        end += FRAME_BYTES + len(payload)
         yield end, payload
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -43,11 +44,13 @@ class Shelf:
     """Places of records, by session and by group."""
 
     def __init__(self) -> None:
-        self.places: dict[str, array[int]] = {}
+        self.places: defaultdict[str, array[int]] = defaultdict(_no_places)
         self.retired: dict[str, Retired] = {}
         self.archived: dict[str, records.SessionArchived] = {}
         self.groups: dict[str, int] = {}
         """Where each group that is not acknowledged was published."""
+        self.group_leases: dict[str, int] = {}
+        """Where each of these was last handed out, in its last revision."""
         self.boots = array("Q")
         self.policy: int | None = None
         """Where the policy was last changed."""
@@ -69,8 +72,12 @@ class Shelf:
                 self.policy = place
             case records.GroupPublished():
                 self.groups[record.group_id] = place  # a later revision stands
+                self.group_leases.pop(record.group_id, None)
+            case records.GroupLeased():
+                self.group_leases[record.group_id] = place
             case records.GroupAcknowledged():
                 self.groups.pop(record.group_id, None)
+                self.group_leases.pop(record.group_id, None)
             case records.SessionArchived():
                 self.archive(record)
             case records.InterceptorSet() | records.InterceptorRemoved():
@@ -80,10 +87,7 @@ class Shelf:
 
     def add(self, session_id: str, place: int) -> None:
         """`index` for a record that is known to be about a session or one of its calls."""
-        places = self.places.get(session_id)
-        if places is None:
-            places = self.places[session_id] = array("Q")
-        places.append(place)
+        self.places[session_id].append(place)
 
     def archive(self, marker: records.SessionArchived) -> None:
         """The session is in an archive now, and nowhere else."""
@@ -126,9 +130,14 @@ class Shelf:
             self.policy = others.get("policy", self.policy)
         for name, place in others.items():
             kind, _, of = name.partition(" ")
-            if kind == "group" and of in self.groups and self.groups[of] < until:
-                self.groups[of] = place
+            known = {"group": self.groups, "group-lease": self.group_leases}.get(kind, {})
+            if of in known and known[of] < until:
+                known[of] = place
         for session_id, fresh in moved.items():
             old = self.places.get(session_id)
             if old is not None:
                 self.places[session_id] = fresh + old[bisect_left(old, until) :]
+
+
+def _no_places() -> array[int]:
+    return array("Q")

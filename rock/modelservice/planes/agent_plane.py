@@ -40,7 +40,7 @@ from rock.modelservice.planes.counted import HEADER, TokenCount
 from rock.modelservice.planes.plane import EventStream, Outcome, Parked, Reply, Request
 from rock.modelservice.service.service import Answer, Call, Incoming, ModelService, Seen, Session
 from rock.modelservice.telemetry.logs import about
-from rock.modelservice.telemetry.tracing import HEADERS
+from rock.modelservice.telemetry.tracing import HEADERS, NO_TRACE, trace_of
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ class AgentPlane:
             idempotency_key=request.headers.get("idempotency-key"),
             retry_count=_retry_count(kind, request.headers),
             stream=parsed.stream,
-            trace={name: request.headers[name] for name in HEADERS if name in request.headers},
+            trace=trace_of(request.headers) if HEADERS[0] in request.headers else NO_TRACE,
             kind=kind,
         )
         if parsed.stream or self._service.intercepts(session):

@@ -22,17 +22,13 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from rock.errors import BadRequest, PayloadTooLarge, RockError
 from rock.modelservice.planes.adapter import Adapter
 from rock.modelservice.planes.heads import CONTINUE, head, stream_head
-from rock.modelservice.planes.incoming import Incoming
+from rock.modelservice.planes.incoming import Incoming, far_ahead, lowered
 from rock.modelservice.planes.peers import has_left
 from rock.modelservice.planes.plane import EventStream, Outcome, Parked, Reply, Request
 
 log = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 64 * 1024
-MAX_AHEAD = 16
-"""Requests sent ahead of replies; over it, reading pauses."""
-MAX_AHEAD_BYTES = 1 << 20
-"""The same for their bodies together."""
 LINGER_SECONDS = 10.0
 
 
@@ -53,6 +49,7 @@ class Connection(asyncio.Protocol):
         "_loop",
         "_parked",
         "_parser",
+        "_paused",
         "_peers",
         "_plain_left",
         "_queue",
@@ -81,6 +78,8 @@ class Connection(asyncio.Protocol):
         """Nothing more is read as HTTP."""
         self._drained: asyncio.Future[None] | None = None
         self._linger: asyncio.TimerHandle | None = None
+        self._paused = False
+        """Nothing is read for now."""
         self.closing = False
         """No further request is taken."""
         self._busy = False
@@ -144,12 +143,9 @@ class Connection(asyncio.Protocol):
                 self._broken(BadRequest(f"the head is over {MAX_HEAD_BYTES} bytes"))
         if not self._busy:
             self._next()
-        if self._busy and len(self._queue) > 1 and self._far_ahead():
+        if self._busy and len(self._queue) > 1 and far_ahead(self._queue):
+            self._paused = True
             self._transport.pause_reading()
-
-    def _far_ahead(self) -> bool:
-        waiting = sum(incoming.size for incoming in self._queue) - self._queue[0].size
-        return len(self._queue) > MAX_AHEAD or waiting > MAX_AHEAD_BYTES
 
     def _feed(self, data: bytes) -> None:
         try:
@@ -219,7 +215,7 @@ class Connection(asyncio.Protocol):
         if incoming is None:
             return  # a trailer
         try:
-            incoming.headers.setdefault(name.decode("ascii").lower(), value.decode())
+            incoming.headers.setdefault(lowered(name), value.decode())
         except UnicodeDecodeError:
             shown = name.decode("ascii", "replace")[:100]
             # They could be neither stored nor shown.
@@ -256,7 +252,8 @@ class Connection(asyncio.Protocol):
     def _complete(self) -> None:
         incoming = self._queue[-1]
         incoming.complete = True
-        incoming.wake()
+        if incoming.waiter is not None:
+            incoming.wake()
         if not incoming.keep_alive:
             self._deaf = True
         if incoming.answered:
@@ -400,7 +397,8 @@ class Connection(asyncio.Protocol):
     def _finish(self, incoming: Incoming) -> None:
         """The reply is written; go on, or close."""
         self._busy = False
-        self._rest()
+        if self._rested is not None:
+            self._rest()
         incoming.answered = True
         incoming.chunks.clear()
         if self._transport.is_closing():
@@ -424,7 +422,9 @@ class Connection(asyncio.Protocol):
             self._transport.close()
             return
         self._idle_since = self._loop.time()
-        self._transport.resume_reading()
+        if self._paused:
+            self._paused = False
+            self._transport.resume_reading()
         self._next()
 
     # --- replies ---

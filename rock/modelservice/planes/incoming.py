@@ -7,8 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from collections.abc import Sequence
+from functools import lru_cache
 
 from rock.errors import BadRequest, BodyTimeout, PayloadTooLarge, RockError
+
+MAX_AHEAD = 16
+"""Requests sent ahead of replies; over it, reading pauses."""
+MAX_AHEAD_BYTES = 1 << 20
+"""The same for their bodies together."""
 
 
 class Incoming:
@@ -86,6 +93,19 @@ class Incoming:
         if not path.startswith(b"/") and b"://" in path:
             path = b"/" + path.partition(b"://")[2].partition(b"/")[2]
         return path.decode("utf-8", "replace")
+
+
+def far_ahead(queue: Sequence[Incoming]) -> bool:
+    """Whether a peer has sent too much behind the first of these requests."""
+    waiting = sum(incoming.size for incoming in queue) - queue[0].size
+    return len(queue) > MAX_AHEAD or waiting > MAX_AHEAD_BYTES
+
+
+@lru_cache(maxsize=64)
+def lowered(name: bytes) -> str:
+    """A header's name, as it is looked up: the same few come with every request. Raises
+    UnicodeDecodeError."""
+    return name.decode("ascii").lower()
 
 
 def decoded(body: bytes, encoding: str, max_bytes: int) -> bytes:

@@ -11,7 +11,6 @@ Neither may wait.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeAlias
 
@@ -53,22 +52,25 @@ class EventStream(Struct, frozen=True):
     lost: Callable[[], None] = nothing
 
 
-class Parked(ABC):
-    """A reply that will come. While it is waited for there is this object and no task."""
+class Parked:
+    """A reply that will come. While it is waited for there is this object and no task.
+
+    No abstract class: whether an outcome is one is asked for every request, and those ask slowly.
+    """
 
     __slots__ = ()
 
-    @abstractmethod
     def start(self, ready: Callable[[], None]) -> None:
         """Call `ready` once when `reply` can be asked, which may be at once."""
+        raise NotImplementedError
 
-    @abstractmethod
     def reply(self) -> Reply:
         """Asked once. What it raises is refused as what a handler raises."""
+        raise NotImplementedError
 
-    @abstractmethod
     def left(self) -> None:
         """The other side went away: `ready` is not wanted any more. Not called once `ready` was."""
+        raise NotImplementedError
 
 
 Outcome: TypeAlias = Reply | Parked | Coroutine[Any, Any, Reply | Parked | EventStream]

@@ -46,10 +46,11 @@ def question(request: CanonicalRequest) -> Question:
     prefixes: list[bytes] = []
     for message in request.messages:
         described = describe(bytes(message))
-        whole.update(described.digest)
+        digest = b"%d," % described.digest
+        whole.update(digest)
         prefixes.append(whole.digest())
         if described.role == "assistant":
-            words.update(described.digest)
+            words.update(digest)
             turn += 1
     for tool in request.tools or ():
         whole.update(_one_spelling(tool))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 
 import msgspec
 from msgspec import Struct
@@ -18,6 +19,7 @@ from rock.modelservice.engine.calls import Call
 from rock.modelservice.engine.spans import Said, new_call_id, runs
 from rock.modelservice.graph import tokens
 from rock.modelservice.graph.answer import AnswerChoice
+from rock.modelservice.graph.graph import MessageGraph
 from rock.modelservice.graph.parts import (
     last,
     reason_against_parts,
@@ -25,7 +27,14 @@ from rock.modelservice.graph.parts import (
 )
 from rock.modelservice.graph.rows import CallTokens, kept_of, new_after
 from rock.modelservice.journal import records
-from rock.modelservice.wire import AssistantMessage, Choice, Completion, Usage, VersionSpan
+from rock.modelservice.wire import (
+    AssistantMessage,
+    Choice,
+    Completion,
+    ToolCall,
+    Usage,
+    VersionSpan,
+)
 from rock.types import PolicyVersion
 
 _plain = msgspec.msgpack.Encoder()
@@ -61,21 +70,20 @@ def prepare(completion: Completion) -> Prepared:
     if prompt is not None:
         completion = replace(completion, prompt_token_ids=None)
     try:
-        mark = hashlib.blake2b(_plain.encode(completion), digest_size=16)
+        mark = hashlib.sha256(_plain.encode(completion))
     except UnicodeEncodeError as exc:
         raise BadRequest(f"the completion is not valid Unicode: {exc}", param="choices") from exc
     except OverflowError as exc:
         raise BadRequest("the completion has a number of more than 64 bits") from exc
-    _check_usage(completion.usage)
+    if completion.usage is not None:
+        _check_usage(completion.usage)
     mark.update(prompt or b"")
     samples = [tokens.pack_sample(one.token_ids, one.logprobs) for one in completion.choices]
-    return Prepared(completion, prompt, reason, samples, mark.digest())
+    return Prepared(completion, prompt, reason, samples, mark.digest()[:16])
 
 
-def _check_usage(usage: Usage | None) -> None:
+def _check_usage(usage: Usage) -> None:
     """Limits are counted by it, and sums of it are shown."""
-    if usage is None:
-        return
     for name in ("prompt_tokens", "completion_tokens", "cached_tokens"):
         count: int | None = getattr(usage, name)
         if count is not None and not 0 <= count <= MAX_COUNT:
@@ -102,12 +110,12 @@ def answered(
     wanted: int,
     prepared: Prepared,
     version: PolicyVersion | None,
+    graph: MessageGraph,
     *,
-    messages: int,
     misspelt: str | None = None,
 ) -> records.CallAnswered:
-    """The record of a completion as the answer to `call`, which asked for `wanted` choices by
-    `messages` messages. `misspelt` is why its tokens are not its text.
+    """The record of a completion as the answer to `call`, a request in `graph` that asked for `wanted`
+    choices. `misspelt` is why its tokens are not its text.
 
     What workers said of it before keeps the log-probabilities and versions it was sampled with; that
     the completion begins with it was checked. Raises `BadRequest` for another number of choices, and
@@ -121,9 +129,10 @@ def answered(
     reason = (prepared.completion.untrainable or "")[:MAX_REASON_CHARS]
     reason = reason or _reason_against(choices, prepared.samples) or prepared.against_prompt
     parts = prepared.completion.prompt_parts
-    if reason is None:
+    if reason is None and parts is not None:
         count = tokens.count(prepared.prompt or b"")
-        reason = reason_against_prompt_parts(parts, count, messages) or misspelt
+        reason = reason_against_prompt_parts(parts, count, graph.depth(call.leaf))
+    reason = reason or misspelt
     continues, before = prepared.completion.continues_parent, 0
     if continues:
         before = _parent_tokens(call).sequence_count(call.parent_choice)
@@ -137,13 +146,15 @@ def answered(
         lease=prepared.completion.lease_id,
         fingerprint=prepared.fingerprint,
         choices=tuple(
-            _choice(
-                choice,
-                version,
-                call.said if number == 0 else None,
-                packed=prepared.samples[number][0] if reason is None else None,
-            )
-            for number, choice in enumerate(choices)
+            [
+                _choice(
+                    choice,
+                    version,
+                    call.said if number == 0 else None,
+                    packed=prepared.samples[number][0] if reason is None else None,
+                )
+                for number, choice in enumerate(choices)
+            ]
         ),
         prompt_ids=prompt,
         prompt_parts=None if prompt is None or parts is None else last(parts, tokens.count(prompt)),
@@ -162,7 +173,10 @@ def edited(
     return replace(
         record,
         choices=tuple(
-            AnswerChoice(message=_with_call_ids(choice.message), finish_reason=choice.finish_reason)
+            AnswerChoice(
+                message=_with_call_ids(choice.message, choice.message.tool_calls or []),
+                finish_reason=choice.finish_reason,
+            )
             for choice in choices
         ),
         sampled=record.choices,
@@ -179,9 +193,11 @@ def _reason_against(
     choices: list[Choice], samples: list[tuple[bytes | None, str | None]]
 ) -> str | None:
     for number, choice in enumerate(choices):
-        reason = (
-            samples[number][1] or _reason_against_versions(choice) or reason_against_parts(choice)
-        )
+        reason = samples[number][1]
+        if reason is None and choice.version_spans is not None:
+            reason = _reason_against_versions(choice.version_spans, len(choice.token_ids or ()))
+        if reason is None and choice.parts is not None:
+            reason = reason_against_parts(choice)
         if reason is not None:
             return reason if len(choices) == 1 else f"choice {number}: {reason}"
     return None
@@ -200,12 +216,10 @@ def _after_parent(call: Call, prompt: bytes) -> tuple[bytes, bool, int | None]:
     return (prompt, False, None) if kept < MIN_KEPT else (prompt[4 * kept :], False, kept)
 
 
-def _reason_against_versions(choice: Choice) -> str | None:
-    if choice.version_spans is None:
-        return None
-    covered = sum(span.tokens for span in choice.version_spans)
-    if covered != len(choice.token_ids or ()) or any(s.tokens < 1 for s in choice.version_spans):
-        return f"version_spans cover {covered} of {len(choice.token_ids or ())} token_ids"
+def _reason_against_versions(spans: Sequence[VersionSpan], count: int) -> str | None:
+    covered = sum(span.tokens for span in spans)
+    if covered != count or any(span.tokens < 1 for span in spans):
+        return f"version_spans cover {covered} of {count} token_ids"
     return None
 
 
@@ -219,7 +233,9 @@ def _choice(
     choice: Choice, version: PolicyVersion | None, said: Said | None, *, packed: bytes | None
 ) -> AnswerChoice:
     """`packed` are its ids, if it can be trained on."""
-    message, finish = _with_call_ids(choice.message, said), choice.finish_reason
+    message, finish = choice.message, choice.finish_reason
+    if message.tool_calls:
+        message = _with_call_ids(message, message.tool_calls, said)
     if packed is None:
         return AnswerChoice(message=message, finish_reason=finish)
     logprobs = tokens.pack_logprobs(choice.logprobs or ())
@@ -231,7 +247,9 @@ def _choice(
         finish_reason=finish,
         packed_ids=packed,
         packed_logprobs=logprobs,
-        version_spans=_versions(choice, version, said),
+        version_spans=None
+        if said is None and choice.version_spans is None
+        else _versions(choice, version, said),
         parts=None if choice.parts is None else tuple(choice.parts),
     )
 
@@ -241,8 +259,6 @@ def _versions(
 ) -> tuple[VersionSpan, ...] | None:
     """Who sampled what: the spans as they came, then what the worker says of the rest. None if all
     of it is `version`."""
-    if said is None and choice.version_spans is None:
-        return None
     total = len(choice.token_ids or ())
     before = said.versions() if said is not None and said.ids is not None else []
     known = sum(span.tokens for span in before)
@@ -255,17 +271,18 @@ def _versions(
     return None if found == [VersionSpan(total, version)] else tuple(found)
 
 
-def _with_call_ids(message: AssistantMessage, said: Said | None = None) -> AssistantMessage:
-    """The message with an id for each call: the one an agent may have read, else a new one."""
-    if not message.tool_calls or all(call.id for call in message.tool_calls):
+def _with_call_ids(
+    message: AssistantMessage, calls: list[ToolCall], said: Said | None = None
+) -> AssistantMessage:
+    """The message with an id for each of its calls: the one an agent may have read, else a new one."""
+    if all(call.id for call in calls):
         return message
     known = [call.id for call in said.calls] if said is not None else []
-    ids = [*known, *(new_call_id() for _ in message.tool_calls[len(known) :])]
+    ids = [*known, *(new_call_id() for _ in calls[len(known) :])]
     return replace(
         message,
         tool_calls=[
-            call if call.id else replace(call, id=id)
-            for call, id in zip(message.tool_calls, ids, strict=False)
+            call if call.id else replace(call, id=id) for call, id in zip(calls, ids, strict=False)
         ],
     )
 
@@ -287,6 +304,6 @@ def _counted(prepared: Prepared, before: int, reason: str | None) -> Usage | Non
     return Usage(
         prompt_tokens=before + tokens.count(prepared.prompt),
         completion_tokens=sum(
-            len(choice.token_ids or ()) for choice in prepared.completion.choices
+            [len(choice.token_ids or ()) for choice in prepared.completion.choices]
         ),
     )

@@ -53,6 +53,8 @@ class RolloutSide:
             if not await bell.wait(left) or self._engine.stopping:
                 break
             groups = self._claim_groups_now(request)
+        if groups:
+            await self._engine.journal.barrier()
         return wire_groups.RolloutClaimReply(groups=groups)
 
     def _claim_groups_now(
@@ -70,6 +72,11 @@ class RolloutSide:
             if lease is None:
                 break
             group = msgspec.json.decode(lease.group, type=wire_groups.Group)
+            self._engine.note(
+                records.GroupLeased(
+                    group_id=group.group_id, lease_id=lease.lease_id, delivery=lease.delivery
+                )
+            )
             groups.append(wire_groups.ClaimedGroup(lease.lease_id, lease.delivery, group))
         return groups
 
@@ -80,8 +87,11 @@ class RolloutSide:
         def acknowledge_one(lease_id: str) -> None:
             group_id = outbox.holder(lease_id)
             if not outbox.acknowledged(group_id):
-                self._engine.note(records.GroupAcknowledged(group_id=group_id, step=request.step))
+                record = records.GroupAcknowledged(
+                    group_id=group_id, step=request.step, lease_id=lease_id
+                )
                 outbox.acknowledge(group_id, step=request.step)
+                self._engine.note(record, lambda: outbox.settle(group_id))
 
         reply = each(request.lease_ids, acknowledge_one)
         await self._engine.journal.barrier()

@@ -170,7 +170,7 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
 
     def refused(self, code: str) -> None:
         """A request was refused on the agent plane."""
-        self._engine.observer.metrics.refused.labels(code).inc()
+        self._engine.observer.metrics.refused[code].value += 1
 
     async def _keep_ticking(self) -> None:
         with contextlib.suppress(JournalError):  # told to everybody by the journal itself
@@ -275,7 +275,7 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
 
     def intercepts(self, session: Session) -> bool:
         """Whether requests of the session have to go through `submit`."""
-        return bool(self._engine.interceptors.matching("request", session.labels))
+        return bool(self._engine.interceptors.matching("request", session.spec.labels))
 
     def ask(self, session: Session, incoming: Incoming, edit: Edit = _AS_ASKED) -> Call:
         """Queue a request, or re-attach a retry to the call it repeats. It is on its way to the disk:
@@ -291,7 +291,8 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
             _check_open(session)
         request = incoming.request
         _check_request(request)
-        _check_text(incoming)
+        if incoming.idempotency_key is not None or incoming.kind is not None:
+            _check_text(incoming)
         conversation = self._book.conversation(session.id)
         asked = conversation.look_up(incoming.dialect, request)
         call = conversation.find_retried(asked, incoming.idempotency_key, incoming.retry_count)
@@ -299,7 +300,8 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
             self._admit_connection()
             self._engine.attach(call)
         else:
-            _check_open(session)
+            if session.close_reason is not None:
+                _check_open(session)
             self._admit(session)
             call = self._new_call(session, conversation, incoming, asked, edit)
         call.streams = call.streams or incoming.stream
@@ -314,8 +316,10 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
 
     def sent(self, call: Call) -> None:
         """The whole answer was written to a connection of the call."""
-        with contextlib.suppress(JournalError):  # told to everybody by the journal itself
+        try:  # noqa: SIM105 - `suppress` costs as much as what it guards, once per turn
             self._engine.detach(call, sent=True)
+        except JournalError:
+            pass  # told to everybody by the journal itself
 
     def agent_left(self, call: Call) -> None:
         """A connection of the call closed before the answer was written to it."""
@@ -334,14 +338,16 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
             raise QueueFull(f"this session has {session.parked} calls waiting, its limit")
         totals = session.totals
         self._admit_connection()
-        self._queue.admit(coming=totals[State.QUEUED] - self._queue.queued)
-        parked = totals[State.QUEUED] + totals[State.LEASED]
-        if parked >= self.config.max_parked:
+        queued = totals[State.QUEUED]
+        self._queue.admit(coming=queued - self._queue.queued)
+        parked = queued + totals[State.LEASED]
+        if parked >= self._engine.config.max_parked:
             raise QueueFull(f"{parked} calls wait for an answer already")
 
     def _admit_connection(self) -> None:
-        if self.connections >= self.config.max_parked:
-            raise QueueFull(f"{self.connections} connections wait for an answer already")
+        waiting = self._engine.connections
+        if waiting >= self._engine.config.max_parked:
+            raise QueueFull(f"{waiting} connections wait for an answer already")
 
     async def _intercepted(self, session: Session, incoming: Incoming) -> Edit:
         """What the interceptors make of a request that repeats none."""
@@ -379,7 +385,7 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
             edited = records.Edited(
                 base=extension.base,
                 path=extension.path,
-                blobs=[Raw(blob) for blob in extension.blobs],
+                blobs=list(map(Raw, extension.blobs)),
                 request=Raw(effective.parameters),
                 tools=extension.tools,
             )
@@ -389,7 +395,7 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
             dialect=incoming.dialect,
             base=original.base,
             path=original.path,
-            blobs=[Raw(blob) for blob in original.blobs],
+            blobs=list(map(Raw, original.blobs)),
             request=Raw(asked.parameters),
             tools=original.tools,
             edited=edited,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from functools import partial
 
 from rock.errors import BadRequest, CallFailed, LeaseLost, RockError
 from rock.modelservice import wire
@@ -73,9 +74,7 @@ class TrainerSide:
         seconds = min(request.lease_seconds, self._engine.config.max_lease_seconds)
         leases: list[wire.Lease] = []
 
-        def fresh(ticket: Ticket) -> bool:
-            return self._fresh(ticket, version)
-
+        fresh = partial(self._fresh, version)
         while len(leases) < request.max_leases:
             held = self._queue.claim(
                 WorkerId(request.worker_id),
@@ -91,7 +90,7 @@ class TrainerSide:
             leases.append(self._lease(held, seconds, delta=request.delta))
         return leases
 
-    def _fresh(self, ticket: Ticket, version: PolicyVersion | None) -> bool:
+    def _fresh(self, version: PolicyVersion | None, ticket: Ticket) -> bool:
         session = self._book.sessions.get(ticket.session_id)
         bound = session.spec.limits.max_staleness
         if bound is None:
@@ -115,6 +114,7 @@ class TrainerSide:
     def _lease(self, held: Held, seconds: float, *, delta: bool) -> wire.Lease:
         call = self._book.calls[held.ticket.id]
         conversation = self._book.conversation(call.session_id)
+        spans = self._engine.observer.spans
         request, omitted, parent = None, None, None
         if call.parent is not None:
             if delta and call.parent.answered_by == held.worker_id:
@@ -130,9 +130,9 @@ class TrainerSide:
             parent=parent,
             omitted=omitted,
             prefix=None if call.said is None else call.said.prefix(),
-            labels=dict(call.session.labels),
+            labels=dict(call.session.spec.labels),
             kind=call.kind,
-            traceparent=self._engine.observer.spans.traceparent(call.id),
+            traceparent=spans.traceparent(call.id) if spans.recording else None,
             streams=call.streams,
         )
 
@@ -143,10 +143,8 @@ class TrainerSide:
         misspelt = await self.spelling.reasons(request.completions, self._tokenizers)
         results = [
             tried(
-                item.lease_id,
-                lambda item=item: self._complete_one(
-                    item, edits.get(item.lease_id), misspelt.get(item.lease_id)
-                ),
+                lease_id := item.lease_id,
+                partial(self._complete_one, item, edits.get(lease_id), misspelt.get(lease_id)),
             )
             for item in request.completions
         ]
@@ -176,11 +174,10 @@ class TrainerSide:
         version = completion.policy_version
         if version is None:
             version = held.policy_version
-        self._check_prefix(call, prepared)
-        messages = self._book.conversation(call.session_id).graph.depth(call.leaf)
-        record = completions.answered(
-            call, wanted, prepared, version, messages=messages, misspelt=misspelt
-        )
+        if call.said is not None:
+            self._check_prefix(call, prepared)
+        graph = self._book.conversation(call.session_id).graph
+        record = completions.answered(call, wanted, prepared, version, graph, misspelt=misspelt)
         if edit is not None and edit.error is not None:
             self._engine.end(call, Event.FAIL, edit.error)
             return BLOCKED

@@ -111,7 +111,10 @@ class Upkeep:
             aside,
             self._folder,
             number,
-            engine.outbox.acknowledged_steps(),
+            [
+                records.GroupAcknowledged(group_id=name, step=end.step, lease_id=end.lease_id)
+                for name, end in engine.outbox.consumed().items()
+            ],
             engine.book.interceptors,
         )
         outcome = await asyncio.to_thread(compaction.run, plan, self._stop)

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from rock.modelservice.telemetry.tallies import Count, Family, Spread
+from rock.modelservice.telemetry.tallies import Count, Family, Spread, Tallies
 
 CONTENT_TYPE = "text/plain; version=0.0.4"
 _WAIT = (0.005, 0.025, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
@@ -45,23 +45,23 @@ class Metrics:
     def __init__(self, read: Callable[[], Gauges]) -> None:
         self.registry = registry = CollectorRegistry()
 
-        def counters(name: str, text: str, *labels: str) -> Family[Count]:
-            family = Family(f"rock_{name}", text, labels, Count)
-            registry.register(family)
-            return family
+        def counters(name: str, text: str, *labels: str) -> Tallies[Count]:
+            tallies = Tallies(Count)
+            registry.register(Family(f"rock_{name}", text, labels, tallies))
+            return tallies
 
         def counter(name: str, text: str) -> Count:
-            return counters(name, text).labels()
+            return counters(name, text)[()]
 
         def histograms(
             name: str, text: str, bounds: tuple[float, ...], *labels: str
-        ) -> Family[Spread]:
-            family = Family(f"rock_{name}", text, labels, lambda: Spread(bounds))
-            registry.register(family)
-            return family
+        ) -> Tallies[Spread]:
+            tallies = Tallies(lambda: Spread(bounds))
+            registry.register(Family(f"rock_{name}", text, labels, tallies))
+            return tallies
 
         def histogram(name: str, text: str, bounds: tuple[float, ...]) -> Spread:
-            return histograms(name, text, bounds).labels()
+            return histograms(name, text, bounds)[()]
 
         self.asked = counters("calls_asked", "Calls that came in, by dialect.", "dialect")
         self.answered = counter("calls_answered", "Calls that got an answer.")

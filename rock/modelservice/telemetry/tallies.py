@@ -10,22 +10,19 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 
 class Count:
-    """Goes up."""
+    """`value` goes up; whoever counts adds to it."""
 
     __slots__ = ("value",)
 
     def __init__(self) -> None:
         self.value = 0.0
-
-    def inc(self, amount: float = 1.0) -> None:
-        self.value += amount
 
 
 class Spread:
@@ -48,43 +45,44 @@ class Spread:
         family.add_metric(labels, buckets=buckets, sum_value=self._sum)
 
 
-class _Tally(Protocol):
-    pass
+T = TypeVar("T", Count, Spread)
+LabelValues = str | tuple[str, ...]
+"""Of one label, or of several in their order."""
 
 
-T = TypeVar("T", bound=_Tally)
+class Tallies(dict[LabelValues, T]):
+    """The tallies of one name by the values of their labels, each made at its first use."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, values: LabelValues) -> T:
+        tally = self[values] = self._make()
+        return tally
 
 
 class Family(Collector, Generic[T]):
-    """The tallies of one name, by the values of their labels."""
+    """What Prometheus reads of tallies."""
 
     def __init__(
-        self, name: str, text: str, label_names: Sequence[str], make: Callable[[], T]
+        self, name: str, text: str, label_names: Sequence[str], tallies: Tallies[T]
     ) -> None:
         self._name = name
         self._text = text
         self._label_names = label_names
-        self._make = make
-        self._tallies: dict[tuple[str, ...], T] = {}
-        if not label_names:
-            self.labels()
-
-    def labels(self, *values: str) -> T:
-        """The tally of these label values, made at its first use."""
-        tally = self._tallies.get(values)
-        if tally is None:
-            tally = self._tallies[values] = self._make()
-        return tally
+        self._tallies = tallies
 
     def collect(self) -> Iterable[Metric]:
         counts = CounterMetricFamily(self._name, self._text, labels=self._label_names)
         spreads = HistogramMetricFamily(self._name, self._text, labels=self._label_names)
         family: Metric = counts
         for values, tally in self._tallies.items():
+            labels = (values,) if isinstance(values, str) else values
             if isinstance(tally, Count):
-                counts.add_metric(values, tally.value)
-            elif isinstance(tally, Spread):
-                tally.add_to(spreads, values)
+                counts.add_metric(labels, tally.value)
+            else:
+                tally.add_to(spreads, labels)
                 family = spreads
         yield family
 

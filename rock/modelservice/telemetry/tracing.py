@@ -9,13 +9,20 @@ lease. Spans carry ids and counts, never text. Who exports them is OpenTelemetry
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 HEADERS = ("traceparent", "tracestate")
+NO_TRACE: Mapping[str, str] = {}
 Attributes = Mapping[str, str | int | float | bool]
+
+
+def trace_of(headers: Mapping[str, str]) -> Mapping[str, str]:
+    """Those headers of a request that name a trace."""
+    return {name: headers[name] for name in HEADERS if name in headers}
 
 
 class CallSpans(Protocol):
@@ -59,15 +66,12 @@ class OtelSpans:
         self._tracer = trace.get_tracer("rock.modelservice")
         self._propagator = TraceContextTextMapPropagator()
         self._spans: dict[str, Span] = {}
-        self._recording: bool | None = None
 
-    @property
+    @cached_property
     def recording(self) -> bool:
         """Whether somebody had set up OpenTelemetry in this process when it was first asked."""
-        if self._recording is None:
-            provider = self._trace.get_tracer_provider()
-            self._recording = not isinstance(provider, self._trace.ProxyTracerProvider)
-        return self._recording
+        provider = self._trace.get_tracer_provider()
+        return not isinstance(provider, self._trace.ProxyTracerProvider)
 
     def start(self, call_id: str, parent: Mapping[str, str], attributes: Attributes) -> None:
         context = self._propagator.extract(parent) if parent else None
@@ -105,7 +109,8 @@ class OtelSpans:
 
 def call_spans() -> CallSpans:
     try:
-        return OtelSpans()
+        # A cached property is read like any other, which protocols cannot say.
+        return OtelSpans()  # pyright: ignore[reportReturnType]
     except ImportError:
         return NoSpans()
 

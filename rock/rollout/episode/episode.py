@@ -22,10 +22,11 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rock.errors import ModelServiceError, SandboxError
+from rock.errors import BuildFailed, ModelServiceError, SandboxError
 from rock.modelservice import wire
 from rock.modelservice.client.shards import AdminShards
 from rock.modelservice.planes.attach import Attachment
+from rock.rollout.building import make_ready
 from rock.rollout.episode.agent import (
     AgentEnd,
     Place,
@@ -38,7 +39,7 @@ from rock.rollout.episode.agent import (
 from rock.rollout.episode.phases import Phases
 from rock.rollout.episode.progress import Handle, Watchdog
 from rock.rollout.episode.setups import KeptSetups
-from rock.rollout.episode.workspace import keep_workspace
+from rock.rollout.episode.workspace import keep_output, keep_workspace
 from rock.rollout.grading import Controls, Exam, Integrity, SessionBench, Setting, lay_out
 from rock.rollout.inputs.networks import reach, reaches_of
 from rock.rollout.inputs.runfile import RunFile
@@ -48,9 +49,9 @@ from rock.rollout.records.outcome import TABLE, Outcome, OutcomeClass, Phase, gr
 from rock.rollout.records.record import CommandSeen, Plan, Record, Usage, now, seen
 from rock.rollout.records.trajectory import Exported, export, note_session
 from rock.rollout.report.events import OnEvent, PhaseEntered
-from rock.sandbox.base import ExecResult, Origin, Provider, Sandbox, SandboxSpec
+from rock.sandbox.base import Origin, Provider, Sandbox, SandboxSpec
 from rock.sandbox.ending import to_the_end
-from rock.secrets import keeping, redact, redact_text
+from rock.secrets import keeping, redact_text
 from rock.types import Clock
 
 log = logging.getLogger(__name__)
@@ -181,7 +182,10 @@ class _Attempt:
             return await self._grade(exam, sandbox, verdict.cls, verdict.detail)
 
     async def _provision(self, stack: AsyncExitStack) -> Sandbox:
-        async with self.phases.enter(Phase.PROVISION, self.limits.provision_seconds):
+        build = self.task.build
+        seconds = self.limits.provision_seconds + (build.timeout_seconds if build else 0.0)
+        async with self.phases.enter(Phase.PROVISION, seconds):
+            await self._make_ready()
             sandbox = await self.tools.setups.create(
                 self.tools.provider, self._spec(), self.plan.episode_id
             )
@@ -189,6 +193,24 @@ class _Attempt:
         self.seen.sandbox_id = sandbox.id
         self.seen.sandbox_origin = sandbox.origin
         return sandbox
+
+    async def _make_ready(self) -> None:
+        """Settle the task's image and files. What the build of an image said is `build.log`."""
+        log: str | None = None
+        try:
+            ready = await make_ready(self.loaded, self.tools.provider, self.tools.run.build)
+            self.loaded, log = ready.loaded, ready.log
+            self.task = self.loaded.task
+        except BuildFailed as exc:
+            log = exc.log
+            raise
+        finally:
+            if log is not None:
+                await asyncio.to_thread(self._keep_log, log)
+
+    def _keep_log(self, log: str) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "build.log").write_text(redact_text(log))
 
     async def _prepare(self, exam: Exam, sandbox: Sandbox) -> None:
         """The task's initial state, what is kept from the agent, and the agent's own files."""
@@ -210,8 +232,8 @@ class _Attempt:
         async with self.phases.enter(Phase.SETUP, self.limits.setup_seconds):
             session = await self.tools.admin.create_session(self._session_spec(timeout))
             self.seen.session_id = self.handle.session_id = session.session_id
-            await asyncio.to_thread(note_session, self.folder, session.session_id)
         try:
+            await asyncio.to_thread(note_session, self.folder, session.session_id)
             async with AsyncExitStack() as stack:
                 stack.enter_context(keeping(session.key))
                 listener = await self._attach(stack, sandbox, session)
@@ -227,7 +249,7 @@ class _Attempt:
                     )
                     working = act(place, run.agent, self.loaded, timeout_seconds=seconds)
                     end = await watched(working, sandbox, self._watch())
-            await asyncio.to_thread(self._keep_output, "agent", end.result)
+            await asyncio.to_thread(keep_output, self.folder, "agent", end.result)
             self.seen.agent = seen(end.result)
             async with self.phases.enter(Phase.EXPORT, self.limits.export_seconds):
                 info = await self.tools.admin.close_session(session.session_id)
@@ -289,10 +311,13 @@ class _Attempt:
         # A grader that gives nothing is tried once more, over the untouched task.
         slack += self.limits.provision_seconds + self.limits.setup_seconds + self._grade_seconds()
         async with self.phases.enter(Phase.GRADE, self._grade_seconds(), slack_seconds=slack):
-            result = await exam.grade(sandbox)
+            try:
+                result = await exam.grade(sandbox)
+            finally:
+                await asyncio.to_thread(exam.keep_judging)
         self.seen.integrity, self.seen.parts = exam.integrity, dict(result.parts)
         if result.result is not None:
-            await asyncio.to_thread(self._keep_output, "grader", result.result)
+            await asyncio.to_thread(keep_output, self.folder, "grader", result.result)
             self.seen.grader = seen(result.result)
         if result.reward is None:
             cls = result.cls or OutcomeClass.GRADER_BROKEN
@@ -334,6 +359,8 @@ class _Attempt:
             image=self.task.image or run.image,
             mounts=run.mounts(),
             workdir=self.task.workdir,
+            env=self.task.env,
+            user=self.task.user,
             limits=run.sandbox_limits(),
             labels={**self.plan.labels()},
             lifetime_seconds=sum(phases)
@@ -374,11 +401,6 @@ class _Attempt:
         await to_the_end(_bounded_stop(sandbox, self.limits.teardown_seconds))
         spent = self.tools.clock() - started
         self.phases.seconds[Phase.TEARDOWN.value] = round(spent, 6)
-
-    def _keep_output(self, who: str, result: ExecResult) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / f"{who}.stdout").write_bytes(redact(result.stdout))
-        (self.folder / f"{who}.stderr").write_bytes(redact(result.stderr))
 
     def outcome_of_error(self, exc: Exception) -> Outcome:
         cls = class_of_error(self.phases.phase, exc)

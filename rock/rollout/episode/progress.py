@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 from rock.errors import SandboxDied, SandboxError
 from rock.modelservice.wire.pulse import SessionPulse
+from rock.rollout.records.evidence import of_a_living_box
 from rock.rollout.records.outcome import OutcomeClass
 from rock.sandbox.base import Sandbox
 from rock.types import Clock
@@ -102,11 +103,12 @@ async def until_stuck(handle: Handle, sandbox: Sandbox, watchdog: Watchdog, cloc
 
 
 async def _processes(sandbox: Sandbox) -> Processes:
-    """None where the sandbox cannot say: then the model's word decides alone."""
+    """None where the sandbox cannot say: then the model's word decides alone. Raises `SandboxDied`."""
     try:
         result = await sandbox.exec(_PROCESSES, timeout_seconds=ASK_SECONDS)
     except SandboxDied:
         raise
     except SandboxError:  # such as an image without a shell
         return {}
+    result = of_a_living_box(result, "while its agent was watched")
     return parse_processes(result.stdout)

@@ -1,5 +1,5 @@
 """What the agent left in its working directory, kept beside its record, so that it can be graded
-again without being done again."""
+again without being done again; and what was printed."""
 
 from __future__ import annotations
 
@@ -10,12 +10,20 @@ import stat
 from pathlib import Path
 
 from rock.errors import SandboxDied, SandboxError
-from rock.sandbox.base import Sandbox
+from rock.rollout.records.record import numbered
+from rock.sandbox.base import ExecResult, Sandbox
 from rock.sandbox.ending import to_the_end
 from rock.secrets import redact, redact_text
 
 FOLDER = "workspace"
 _PART = "workspace.part"
+
+
+def keep_output(folder: Path, who: str, result: ExecResult, *, grading: int = 1) -> None:
+    """What the agent or a grader printed, beside the record of that grading. Raises `OSError`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, data in (("stdout", result.stdout), ("stderr", result.stderr)):
+        (folder / numbered(f"{who}.{name}", grading)).write_bytes(redact(data))
 
 
 async def keep_workspace(

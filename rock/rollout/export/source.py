@@ -13,7 +13,9 @@ from pathlib import Path
 from rock.errors import LedgerError
 from rock.modelservice.wire import Trajectory
 from rock.rollout.export.sample import GroupInfo, Member
-from rock.rollout.records.ledger import EpisodeState, GroupPlanned, GroupState, replay
+from rock.rollout.records.ledger import replay
+from rock.rollout.records.ledger_lines import GroupPlanned
+from rock.rollout.records.ledger_state import EpisodeState, GroupState
 from rock.rollout.records.record import Plan, Record, file_name_of
 from rock.rollout.records.rundir import GONE, file_name, read_info, record_at
 from rock.rollout.records.trajectory import read_trajectory

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rock.errors import BadUser, CommandNotFound, SandboxDied, TaskError
-from rock.sandbox.base import ExecResult, ExecStatus, Sandbox
+from rock.errors import BadUser, CommandNotFound, TaskError
+from rock.rollout.records.evidence import of_a_living_box
+from rock.sandbox.base import ExecResult, Sandbox
 
 TOOL_SECONDS = 60.0
 MAX_ARGUMENT_BYTES = 96 * 1024
@@ -25,11 +26,7 @@ OPEN = (
 
 
 async def remove_paths(sandbox: Sandbox, paths: Sequence[str]) -> None:
-    """Remove files and trees of whatever owner; they are gone on return. Raises `TaskError`.
-
-    No user of a sandbox has capabilities, so root cannot remove what the agent's user owns: each
-    removes what it may, if need be after taking back the modes that forbid it.
-    """
+    """Remove files and trees of whatever owner; they are gone on return. Raises `TaskError`."""
     for some in _portions(paths):
         await _remove(sandbox, some)
 
@@ -65,10 +62,9 @@ def _portions(paths: Sequence[str]) -> Iterator[list[str]]:
 async def tool(
     sandbox: Sandbox, argv: Sequence[str], *, user: str | None = None, cwd: str | None = None
 ) -> ExecResult:
+    """One command of the sandbox's own, to its end. Raises `TaskError`, `BadUser`, and what the box raises."""
     try:
         result = await sandbox.exec(argv, timeout_seconds=TOOL_SECONDS, user=user, cwd=cwd)
     except CommandNotFound as exc:
         raise TaskError(f"the image lacks a program that protection needs: {exc.message}") from exc
-    if result.status is ExecStatus.SANDBOX_DIED:
-        raise SandboxDied("the sandbox died while its files were put in order")
-    return result
+    return of_a_living_box(result, "while its files were put in order")

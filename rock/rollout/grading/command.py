@@ -12,7 +12,7 @@ import secrets
 from pathlib import Path
 
 from rock.errors import BadUser, BadWorkdir, CommandNotFound, SandboxFileError
-from rock.rollout.grading.protection import remove_paths
+from rock.rollout.grading.clearing import remove_paths
 from rock.rollout.grading.scores import (
     Grade,
     broken,

@@ -8,7 +8,8 @@
 `prepare` hides and keeps safe; `grade` undoes what the agent did to protected files, where asked
 carries the work over into a fresh sandbox, and only then brings the grader in. Work that cannot be put
 in order, and work that keeps a grader from its end that works otherwise (`control`), scores 0.0. What was
-found on the way is `integrity`. What was said to a judge is `judge.json` in the attempt's folder.
+found on the way is `integrity`.
+`keep_judging` writes what was said to a judge to `judge.json` in the attempt's folder.
 """
 
 from __future__ import annotations
@@ -27,9 +28,13 @@ import msgspec
 from rock.errors import (
     BadUser,
     BadWorkdir,
+    CapacityExceeded,
     CommandNotFound,
     CommandRefused,
+    ConfigError,
+    ProviderUnavailable,
     RockError,
+    SandboxError,
     SandboxFileError,
     TaskError,
     UnsafeArchive,
@@ -51,7 +56,9 @@ from rock.rollout.inputs.graders import (
 from rock.rollout.inputs.networks import CLOSED_ALWAYS, Reaches, reach
 from rock.rollout.inputs.task import LoadedTask
 from rock.rollout.records.durable import write_atomically
+from rock.rollout.records.evidence import of_a_living_box
 from rock.rollout.records.integrity import Integrity
+from rock.rollout.records.record import numbered
 from rock.rollout.staging import stage, upload_files
 from rock.sandbox.base import Provider, Sandbox, SandboxSpec
 
@@ -88,10 +95,13 @@ class Setting:
 async def lay_out(sandbox: Sandbox, loaded: LoadedTask) -> None:
     """Bring a new sandbox into the task's initial state. Raises `TaskError` and `SandboxError`."""
     task = loaded.task
+    if task.build is not None:
+        raise TaskError("build: whether its image is built was not settled (make_ready)")
     if task.files:
         await upload_files(sandbox, task.workdir, task.files, folder=loaded.folder)
     if task.setup:
         result = await sandbox.exec(task.setup, timeout_seconds=SETUP_SECONDS, cwd=task.workdir)
+        of_a_living_box(result, "in its setup")
         if not result.ok:
             reason = (result.stderr or result.stdout).decode(errors="replace").strip()[-500:]
             raise TaskError(f"setup: {result.status} with code {result.exit_code}: {reason}")
@@ -141,17 +151,13 @@ class Exam:
 
         Raises `SandboxDied`, `ModelServiceError` and what else is not the work's fault.
         """
-        try:
-            given = await self._grade(sandbox)
-            if given.cls in DOUBTED:
-                await sandbox.stop()  # which leaves room for the other
-                given = await self._setting.controls.settle(
-                    self._task.task_id, given, self._grade_untouched
-                )
-            return given
-        finally:
-            if self._said:
-                await asyncio.to_thread(self._keep_judging)
+        given = await self._grade(sandbox)
+        if given.cls in DOUBTED:
+            await sandbox.stop()  # which leaves room for the other
+            given = await self._setting.controls.settle(
+                self._task.task_id, given, self._grade_untouched
+            )
+        return given
 
     async def _grade(self, sandbox: Sandbox) -> Grade:
         async with AsyncExitStack() as stack:
@@ -277,7 +283,12 @@ class Exam:
     async def _fresh(self, stack: AsyncExitStack, *, laid_out: bool) -> Sandbox:
         spec = self._setting.spec
         mounts = tuple(mount for mount in spec.mounts if mount.read_only)
-        sandbox = await self._setting.provider.create(replace(spec, mounts=mounts))
+        try:
+            sandbox = await self._setting.provider.create(replace(spec, mounts=mounts))
+        except (CapacityExceeded, ProviderUnavailable, ConfigError, BadUser):
+            raise
+        except SandboxError as exc:  # not the grader's fault
+            raise ProviderUnavailable(f"no fresh sandbox: {exc.message}") from exc
         stack.push_async_callback(sandbox.stop)
         await reach(sandbox, self._setting.reaches.agent)  # of which the setup is a part
         if laid_out:
@@ -298,11 +309,14 @@ class Exam:
     def _in_workdir(self, path: str) -> str:
         return str(PurePosixPath(self._task.workdir, path))
 
-    def _keep_judging(self) -> None:
+    def keep_judging(self, grading: int = 1) -> None:
+        """Write down what was said to judges, if anything was. Raises `OSError`."""
+        if not self._said:
+            return
         folder = self._setting.folder
         folder.mkdir(parents=True, exist_ok=True)
         text = msgspec.json.format(msgspec.json.encode(self._said), indent=2)
-        write_atomically(folder / "judge.json", text + b"\n")
+        write_atomically(folder / numbered("judge.json", grading), text + b"\n")
 
 
 async def _wrong_with(step: Awaitable[None]) -> str:

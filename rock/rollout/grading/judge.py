@@ -28,10 +28,12 @@ from rock.errors import (
 )
 from rock.modelservice import wire
 from rock.modelservice.client.shards import AdminShards
-from rock.rollout.grading.scores import Grade, broken, number_of, once_each
+from rock.plain import each_once
+from rock.rollout.grading.scores import Grade, broken, number_of
 from rock.rollout.inputs.graders import JudgeGrader
 from rock.rollout.inputs.task import Task
 from rock.rollout.placeholders import fill
+from rock.rollout.records.evidence import of_a_living_box
 from rock.sandbox.base import Sandbox
 from rock.sandbox.ending import to_the_end
 from rock.secrets import keeping
@@ -168,7 +170,7 @@ async def question(
             env=_GIT_ENVIRONMENT,
             overflow="truncate",
         )
-        text = _cut(result.stdout, grader.show_bytes)
+        text = _cut(of_a_living_box(result, "before it was judged").stdout, grader.show_bytes)
         parts.append(f"Changes:\n{mark}\n{text}\n{mark}")
     return [
         {"role": "system", "content": _RULES.format(mark=mark, low=low, high=high)},
@@ -197,7 +199,7 @@ def score_in(answer: str, scale: tuple[float, float]) -> tuple[float, str] | Non
     text = answer.rstrip().rstrip("`").rstrip()
     for match in _BEGINNING.finditer(text):
         try:
-            value: Any = json.loads(text[match.end() - 1 :], object_pairs_hook=once_each)
+            value: Any = json.loads(text[match.end() - 1 :], object_pairs_hook=each_once)
         except (ValueError, RecursionError):
             continue
         given = cast("dict[str, Any]", value)

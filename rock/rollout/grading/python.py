@@ -24,11 +24,13 @@ from rock.rollout.grading.scores import Grade, broken, number_of
 from rock.rollout.inputs.functions import load_function
 from rock.rollout.inputs.graders import PythonGrader
 from rock.rollout.inputs.task import Task
+from rock.rollout.records.evidence import of_a_living_box
 from rock.rollout.records.outcome import OutcomeClass
 from rock.sandbox.base import ExecResult, Sandbox
 
 T = TypeVar("T")
 CALL_SECONDS = 600.0
+_DIED = "the sandbox died under the grader"
 
 
 class Work:
@@ -40,6 +42,8 @@ class Work:
         self._sandbox = sandbox
         self._loop = loop
         self._over = False
+        self.died = False
+        """Whether the sandbox died under the function, whatever that made of it."""
 
     def read(self, path: str, *, max_bytes: int = 64 * 1024 * 1024) -> bytes:
         """A file's bytes. Raises `SandboxFileError`."""
@@ -66,8 +70,9 @@ class Work:
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
     ) -> ExecResult:
-        """A command in the sandbox, to its end. A failing one is a result."""
-        return self._wait(
+        """A command in the sandbox, to its end. A failing one is a result; of a sandbox that died
+        under it, `SandboxDied` is raised."""
+        result = self._wait(
             self._sandbox.exec(
                 argv,
                 timeout_seconds=timeout_seconds,
@@ -76,6 +81,11 @@ class Work:
                 cwd=cwd or self.workdir,
             )
         )
+        try:
+            return of_a_living_box(result, "under the grader")
+        except SandboxDied:
+            self.died = True
+            raise
 
     def end(self) -> None:
         """Nothing of the sandbox can be used from now on."""
@@ -88,7 +98,11 @@ class Work:
         if self._over:
             work.close()
             raise SandboxDied("the grading is over")
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(CALL_SECONDS)
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop).result(CALL_SECONDS)
+        except SandboxDied:
+            self.died = True
+            raise
 
 
 async def in_own_thread(work: Callable[[], T]) -> T:
@@ -128,9 +142,11 @@ async def grade_by_python(
             value = await in_own_thread(call)
     except SandboxDied:
         raise
-    except SandboxFileError as exc:
-        return Grade(reward=0.0, detail=f"{grader.python}: {exc.message}")
-    except Exception as exc:  # noqa: BLE001 - whatever a user's function raises, it is broken
+    except Exception as exc:
+        if work.died:
+            raise SandboxDied(_DIED) from exc
+        if isinstance(exc, SandboxFileError):
+            return Grade(reward=0.0, detail=f"{grader.python}: {exc.message}")
         if not bound.expired():
             return broken(f"{grader.python}: {type(exc).__name__}: {exc}")
         if grader.timeout_reward is not None:
@@ -138,6 +154,8 @@ async def grade_by_python(
         return Grade(cls=OutcomeClass.GRADER_TIMEOUT, detail=f"{grader.python} took too long")
     finally:
         work.end()
+    if work.died:
+        raise SandboxDied(_DIED)
     return _grade_of(grader.python, value)
 
 

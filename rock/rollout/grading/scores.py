@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from rock.plain import RepeatedField, each_once
 from rock.rollout.grading.junit import read_cases
 from rock.rollout.inputs.graders import Grader
 from rock.rollout.records.evidence import describe
@@ -92,7 +93,9 @@ def from_verdict(nonce: str, result: ExecResult) -> Grade:
 def from_text(text: str, result: ExecResult, where: str) -> Grade:
     """A finite number, alone or as `reward` of a JSON object."""
     try:
-        value = json.loads(text, parse_constant=_no_constant, object_pairs_hook=once_each)
+        value = json.loads(text, parse_constant=_no_constant, object_pairs_hook=each_once)
+    except RepeatedField as exc:  # which of the two would be the reward?
+        return broken(f"{where}: {exc}", result)
     except (ValueError, RecursionError):
         return broken(f"{where}: expected a number or a JSON object with 'reward'", result)
     number = number_of(value)
@@ -118,14 +121,6 @@ def _usable(value: float) -> bool:
         return abs(float(value)) <= MAX_REWARD
     except OverflowError:
         return False
-
-
-def once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """For `json.loads`: an object that has each name once, else a ValueError."""
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        raise ValueError("a name is given twice")
-    return made
 
 
 def _no_constant(name: str) -> Callable[[], None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from rock.config import kind_of
 
@@ -33,9 +33,17 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 def _describe(field: str, old: Any, new: Any) -> list[str]:
     if isinstance(old, dict) and isinstance(new, dict):
-        lines: list[str] = []
-        for key in sorted({str(key) for key in [*old, *new]}):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-            if old.get(key) != new.get(key):  # pyright: ignore[reportUnknownMemberType]
-                lines.extend(_describe(f"{field}.{key}", old.get(key), new.get(key)))  # pyright: ignore[reportUnknownMemberType]
-        return lines
+        before, after = cast("dict[str, Any]", old), cast("dict[str, Any]", new)
+        return [
+            line
+            for key in sorted({*before, *after})
+            if before.get(key) != after.get(key)
+            for line in _describe(f"{field}.{key}", before.get(key), after.get(key))
+        ]
+    if isinstance(old, list) and isinstance(new, list):
+        one, other = cast("list[Any]", old), cast("list[Any]", new)
+        if len(one) != len(other):
+            return [f"{field}: the run has {len(one)} values, the run file now has {len(other)}"]
+        number = next(n for n, value in enumerate(one) if value != other[n])
+        return _describe(f"{field}.{number}", one[number], other[number])
     return [f"{field}: the run has {kind_of(old)}, the run file now says {kind_of(new)}"]

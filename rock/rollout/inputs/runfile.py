@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 
 from pydantic import AfterValidator, Field, model_validator
 
 from rock.config import Strict, kind_of, read_environment, validated
 from rock.errors import ConfigError
 from rock.modelservice.wire import TRAINED, ChainClass
+from rock.plain import read_yaml
 from rock.rollout.inputs.graders import BUILT_IN, QUEUE, AnyGrader, FunctionName, backend
 from rock.rollout.inputs.infra import InfraConfig
 from rock.rollout.inputs.networks import Reachable, check_run
-from rock.rollout.inputs.plain import read_yaml
 from rock.rollout.inputs.pooling import PoolConfig
 from rock.rollout.inputs.presets import PRESETS, Preset
 from rock.rollout.inputs.taskfiles import AbsolutePath, Argument, Seconds, Variables, is_there
@@ -27,6 +27,8 @@ from rock.sandbox.base import Limits, Mount
 Count = Annotated[int, Field(ge=1, le=100_000)]
 Tokens = Annotated[int, Field(ge=1)]
 Port = Annotated[int, Field(ge=0, le=65535)]
+
+BuildMode: TypeAlias = Literal["auto", "offline", "host", "never"]
 
 KINDS = ("command", "preset", "python", "solution")
 """What an agent can be."""
@@ -110,6 +112,9 @@ class LimitsConfig(Strict):
     )
     cpus: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="Processor share of a sandbox."
+    )
+    disk_bytes: Annotated[int, Field(ge=16 * 1024**2)] | None = Field(
+        default=None, description="All that is written in a sandbox."
     )
     max_calls: Count | None = Field(
         default=None, description="Calls to the model that one episode may make."
@@ -247,6 +252,11 @@ class RunFile(Strict):
     image: Argument | None = Field(
         default=None, description="Image of tasks that name none; null is the host's programs."
     )
+    build: BuildMode = Field(
+        default="auto",
+        description="Images that tasks bring a Dockerfile for are built by providers that can (docker): "
+        "auto with the engine's network, offline with none, host with the host's; never: only their files.",
+    )
     grader: AnyGrader | None = Field(default=None, description="Grader of tasks that bring none.")
     network: Reachable = Field(
         default="model",
@@ -328,8 +338,12 @@ class RunFile(Strict):
         return self
 
     def sandbox_limits(self) -> Limits:
+        limits = self.limits
         return Limits(
-            memory_bytes=self.limits.memory_bytes, pids=self.limits.pids, cpus=self.limits.cpus
+            memory_bytes=limits.memory_bytes,
+            pids=limits.pids,
+            cpus=limits.cpus,
+            disk_bytes=limits.disk_bytes,
         )
 
     def mounts(self) -> tuple[Mount, ...]:

@@ -25,6 +25,7 @@ from rock.rollout.inputs.taskfiles import (
     Argv,
     BoxPath,
     Files,
+    SafePath,
     Seconds,
     TaskFile,
     Variables,
@@ -79,6 +80,20 @@ class Timeouts(Strict):
     grade_seconds: Seconds | None = None
 
 
+class Build(Strict):
+    """An image of the task's own, of a Dockerfile beside it, for providers that build images."""
+
+    context: SafePath
+    """The folder that is built, relative to the task file."""
+    dockerfile: SafePath = "Dockerfile"
+    timeout_seconds: Seconds = 600.0
+    otherwise: Files = Field(default_factory=dict)
+    """What is put into the working directory where no image is built."""
+    only_files: bool = False
+    """Whether `otherwise` is all that the image is needed for; if not, the run file must say that the
+    task is to do without."""
+
+
 class Task(Strict):
     """One problem."""
 
@@ -87,6 +102,13 @@ class Task(Strict):
     files: Files = Field(default_factory=dict)
     workdir: AbsolutePath = "/workspace"
     image: Argument | None = None
+    build: Build | None = None
+    """How the image is built, in place of `image`."""
+    env: Variables = Field(default_factory=dict)
+    """Variables of setup, agent and grader, over those of the image."""
+    user: Argument | None = None
+    """Who setup, agent and grader are, unless they say; `image` is the image's own user, null the
+    provider's safe default."""
     setup: list[Argument] = Field(default=[])
     """A command that runs in the working directory when `files` are there, before the agent."""
     hide: list[BoxPath] = Field(default=[])
@@ -128,6 +150,8 @@ class LoadedTask:
 def _all_files(task: Task) -> Iterator[tuple[str, TaskFile]]:
     """Every file of the task, by the field that names it."""
     yield from ((f"files.{name}", file) for name, file in task.files.items())
+    if task.build is not None:
+        yield from ((f"build.otherwise.{n}", file) for n, file in task.build.otherwise.items())
     if task.grader is not None:
         yield from ((f"grader.{name}", file) for name, file in task.grader.named_files().items())
     for solution, how in task.solutions.items():
@@ -139,6 +163,8 @@ def sources_of(task: Task) -> Iterator[tuple[str, str]]:
     for name, file in _all_files(task):
         if file.source is not None:
             yield f"{name}.source", file.source
+    if task.build is not None:
+        yield "build.context", task.build.context
     functions = task.grader.functions() if task.grader is not None else dict[str, str]()
     for name, function in functions.items():
         path = function.rpartition(":")[0]

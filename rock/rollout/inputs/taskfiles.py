@@ -190,21 +190,3 @@ def is_there(path: Path) -> bool:
     except (OSError, ValueError):
         return False
     return True
-
-
-def read_text(path: Path, *, max_bytes: int | None = None) -> str:
-    """The file as UTF-8 text, or a `ConfigError` that says what is wrong with it."""
-    try:
-        found = path.stat()
-        if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
-            # It could go on for ever, and is needed again when the run is resumed.
-            raise ConfigError(f"{path}: expected a regular file, not a pipe or a device")
-        if max_bytes is not None and found.st_size > max_bytes:
-            raise ConfigError(
-                f"{path}: expected at most {max_bytes} bytes (given: {found.st_size})"
-            )
-        return path.read_text(encoding="utf-8")
-    except OSError as exc:
-        raise ConfigError(f"{path}: cannot be read: {exc.strerror}") from exc
-    except UnicodeDecodeError as exc:
-        raise ConfigError(f"{path}: expected UTF-8 text; byte {exc.start} is not") from exc

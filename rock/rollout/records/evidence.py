@@ -28,6 +28,8 @@ from rock.errors import (
     ContextLengthExceeded,
     Forbidden,
     ModelServiceError,
+    ProviderAway,
+    ProviderUnavailable,
     SandboxDied,
     SandboxError,
     SandboxFileError,
@@ -200,6 +202,14 @@ def describe(end: ExecResult) -> str:
             return "lost its sandbox"
 
 
+def of_a_living_box(result: ExecResult, doing: str) -> ExecResult:
+    """`result`; raises `SandboxDied` where the box died under the command, which could be taken for a
+    command that failed: by a setup, a grader, a judge."""
+    if result.status is ExecStatus.SANDBOX_DIED:
+        raise SandboxDied(f"the sandbox died {doing}")
+    return result
+
+
 def class_of_error(phase: Phase, exc: Exception) -> OutcomeClass:
     """The class of an attempt that an exception ended in `phase`."""
     if isinstance(exc, SandboxDied):
@@ -215,7 +225,7 @@ _ErrorRules: TypeAlias = Sequence[tuple[tuple[type[Exception], ...], OutcomeClas
 _BY_ERROR: Mapping[Phase, _ErrorRules] = {
     Phase.PROVISION: [
         ((ConfigError, BadUser), OutcomeClass.TASK_INVALID),
-        ((CapacityExceeded,), OutcomeClass.NO_ROOM),
+        ((CapacityExceeded, ProviderAway), OutcomeClass.NO_ROOM),
         ((SandboxError, TimeoutError, OSError), OutcomeClass.SANDBOX_CREATE_FAILED),
     ],
     Phase.SETUP: [
@@ -236,12 +246,15 @@ _BY_ERROR: Mapping[Phase, _ErrorRules] = {
     Phase.GRADE: [
         ((TimeoutError,), OutcomeClass.SANDBOX_DIED),
         # For the fresh sandbox that some graders want.
-        ((CapacityExceeded,), OutcomeClass.NO_ROOM),
+        ((CapacityExceeded, ProviderAway), OutcomeClass.NO_ROOM),
+        ((ProviderUnavailable,), OutcomeClass.SANDBOX_CREATE_FAILED),
         # A judge is asked through the service.
         ((UpstreamUnauthorized,), OutcomeClass.MODEL_UNAUTHORIZED),
         ((CallFailed, UpstreamError), OutcomeClass.MODEL_FAILED),
         ((ModelServiceError,), OutcomeClass.SERVICE_FAILED),
-        ((SandboxError, TaskError, OSError), OutcomeClass.GRADER_BROKEN),
+        ((SandboxError, TaskError), OutcomeClass.GRADER_BROKEN),
+        # Of the harness's own files: a full disk is no fault of the grader's.
+        ((OSError,), OutcomeClass.INTERNAL_ERROR),
     ],
     Phase.TEARDOWN: [],
 }

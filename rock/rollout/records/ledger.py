@@ -18,43 +18,10 @@ import msgspec
 
 from rock.errors import LedgerError
 from rock.rollout.records.durable import sync_folder, write_all
-from rock.rollout.records.ledger_lines import (
-    SCHEMA,
-    AttemptEnded,
-    AttemptStarted,
-    EpisodeRegraded,
-    EpisodeReopened,
-    Event,
-    GroupConsumed,
-    GroupDropped,
-    GroupPlanned,
-    GroupPublished,
-    RunOpened,
-    TaskRegraded,
-)
-from rock.rollout.records.ledger_state import EpisodeState, GroupState, State
+from rock.rollout.records.ledger_lines import Event
+from rock.rollout.records.ledger_state import State
 from rock.sandbox.ending import to_the_end
 from rock.secrets import redact
-
-__all__ = [
-    "SCHEMA",
-    "AttemptEnded",
-    "AttemptStarted",
-    "EpisodeRegraded",
-    "EpisodeReopened",
-    "EpisodeState",
-    "Event",
-    "GroupConsumed",
-    "GroupDropped",
-    "GroupPlanned",
-    "GroupPublished",
-    "GroupState",
-    "Ledger",
-    "RunOpened",
-    "State",
-    "TaskRegraded",
-    "replay",
-]
 
 _DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 

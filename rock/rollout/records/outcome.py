@@ -123,7 +123,9 @@ TABLE: Mapping[OutcomeClass, Flags] = {
     ),
     OutcomeClass.CONTEXT_LIMIT: _counts("the agent's prompt did not fit the model's context"),
     OutcomeClass.SANDBOX_CREATE_FAILED: _infra("no sandbox could be made"),
-    OutcomeClass.NO_ROOM: _infra("the machine had no room for another sandbox at that moment"),
+    OutcomeClass.NO_ROOM: _infra(
+        "the machine had no room for another sandbox at that moment, or its engine did not answer"
+    ),
     OutcomeClass.SANDBOX_DIED: _infra("the sandbox went away or stopped answering"),
     OutcomeClass.SETUP_FAILED: _infra("files, session or listener could not be put in place"),
     OutcomeClass.SERVICE_FAILED: _infra("ModelService did not answer the harness"),

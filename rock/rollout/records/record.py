@@ -118,7 +118,13 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 def file_name_of(grading: int) -> str:
     """Where the record of an attempt's grading lies in the attempt's folder."""
-    return "record.json" if grading == 1 else f"record-{grading}.json"
+    return numbered("record.json", grading)
+
+
+def numbered(name: str, grading: int) -> str:
+    """The file `name` as a later grading has it: `judge.json`, `judge-2.json`, …"""
+    stem, dot, suffix = name.rpartition(".")
+    return name if grading == 1 else f"{stem}-{grading}{dot}{suffix}"
 
 
 def encode(value: msgspec.Struct) -> bytes:

@@ -1,14 +1,14 @@
 """The run directory: the unit that is started, resumed, looked at and kept.
 
     run.yaml                 the run file as it was given
-    run.json                 run id, versions, every resolved setting
+    run.json                 run id, versions, every resolved setting (run-1.json, …: before a new grader)
     lock                     held (flock) while a harness works here
     ledger.jsonl             the one truth about groups and episodes
     service/                 ModelService's state, when this run started it
     episodes/TASK/INDEX/attempt-N/
         record.json          outcome, times, usage; there only once it is whole
         trajectory.json      every call, and the token rows
-        agent.stdout  agent.stderr  grader.stdout  grader.stderr
+        agent.stdout  agent.stderr  grader.stdout  grader.stderr  judge.json
     report.json  report.txt  the figures of the last finished run
 
 Files that others read are written under another name, synced, and renamed.
@@ -36,7 +36,9 @@ from rock.errors import ConfigError, LedgerError
 from rock.rollout.inputs.changes import differences
 from rock.rollout.inputs.runfile import RunFile
 from rock.rollout.records.durable import write_atomically
-from rock.rollout.records.ledger import Ledger, RunOpened, replay
+from rock.rollout.records.ledger import Ledger, replay
+from rock.rollout.records.ledger_lines import RunOpened
+from rock.rollout.records.record import SCHEMA as RECORD_SCHEMA
 from rock.rollout.records.record import Plan, Record, decode, encode, file_name_of, now
 from rock.secrets import redact
 
@@ -129,6 +131,15 @@ class RunDir:
     def attempt_folder(self, plan: Plan) -> Path:
         return self.path / attempt_path(plan)
 
+    def make_folder(self, plan: Plan) -> Path:
+        """The attempt's folder, which is there on return. Raises `LedgerError`."""
+        folder = self.attempt_folder(plan)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise LedgerError(f"{folder}: cannot be made: {exc.strerror}") from exc
+        return folder
+
     def write_record(self, record: Record) -> None:
         """Put the record in its attempt's folder; durable on return. Raises `LedgerError`."""
         folder = self.attempt_folder(plan_of(record))
@@ -202,7 +213,7 @@ def read_info(path: Path) -> RunInfo:
 
 
 def record_at(file: Path, plan: Plan) -> Record | None:
-    """None where there is none. Raises `LedgerError` for a broken one and for another attempt's."""
+    """None where there is none. Raises `LedgerError` for a broken one, another attempt's, and a later rock's."""
     try:
         record = decode(file.read_bytes())
     except FileNotFoundError:
@@ -211,6 +222,8 @@ def record_at(file: Path, plan: Plan) -> Record | None:
         raise LedgerError(f"{file}: cannot be read: {exc.strerror}") from exc
     except msgspec.DecodeError as exc:
         raise LedgerError(f"{file}: not a record: {exc}") from exc
+    if record.schema > RECORD_SCHEMA:
+        raise LedgerError(f"{file}: schema {record.schema}; this rock reads up to {RECORD_SCHEMA}")
     if plan_of(record) != plan:
         raise LedgerError(
             f"{file}: it is the record of another attempt: {record.episode_id} in run {record.run_id}"
@@ -275,9 +288,16 @@ def _continue(path: Path, config: dict[str, Any], may_change: frozenset[str]) ->
         )
     changed = {field: config[field] for field in may_change if config[field] != before.get(field)}
     if changed:
+        _keep_settings(path, info)
         info = msgspec.structs.replace(info, config={**info.config, **changed})
         write_atomically(path / "run.json", encode(info))
     return info
+
+
+def _keep_settings(path: Path, info: RunInfo) -> None:
+    """`run-1.json`, `run-2.json`, …: under which the earlier grades were given."""
+    names = (path / f"run-{number}.json" for number in itertools.count(1))
+    write_atomically(next(name for name in names if not name.exists()), encode(info))
 
 
 def _with_defaults(config: dict[str, Any]) -> dict[str, Any]:

@@ -84,6 +84,8 @@ async def rescue(admin: AdminShards, folder: Path) -> str | None:
     """
     try:
         session_id = (folder / SESSION_FILE).read_text()
+        if not session_id:  # the disk was full
+            return None
         async with asyncio.timeout(RESCUE_SECONDS):
             info = await admin.close_session(session_id, reason="revoked")
             await export(admin, info, folder)

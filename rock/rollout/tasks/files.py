@@ -1,5 +1,6 @@
 """Tasks in files: JSONL (one task per line), YAML (one task per file), Harbor's directories, folders of
-the last two. A JSONL line may be a row of a SWE data set (`swe_rows`)."""
+the last two. A JSONL line may be a row of a SWE data set (`swe_rows`, `r2e_rows`), also as NeMo Gym
+packs them (`nemo_rows`)."""
 
 from __future__ import annotations
 
@@ -8,11 +9,12 @@ from typing import Any, cast
 
 from rock.config import kind_of, validated
 from rock.errors import ConfigError
-from rock.rollout.inputs.plain import read_json, read_yaml
+from rock.plain import read_json, read_text, read_yaml
 from rock.rollout.inputs.task import LoadedTask, Task, check_sources
-from rock.rollout.inputs.taskfiles import read_text
-from rock.rollout.tasks import harbor, swe_rows
+from rock.rollout.tasks import harbor, nemo_rows, r2e_rows, swe_rows
 
+ROWS = (swe_rows, r2e_rows)
+"""Formats of rows; the first that knows one reads it."""
 YAML_SUFFIXES = (".yaml", ".yml")
 
 
@@ -62,7 +64,11 @@ def _task(data: Any, *, source: str, folder: Path) -> LoadedTask:
             f"{source}: expected an object with task_id, instruction, … (given: {kind_of(data)})"
         )
     row = cast("dict[str, Any]", data)
-    if swe_rows.is_row(row):
-        data = swe_rows.task_of(row, source=source)
+    if nemo_rows.is_row(row):
+        data = row = nemo_rows.unpacked(row, source=source)
+    for rows in ROWS:
+        if rows.is_row(row):
+            data = rows.task_of(row, source=source)
+            break
     task = validated(Task, data, source=source)
     return check_sources(LoadedTask(task, folder.resolve()), source=source)

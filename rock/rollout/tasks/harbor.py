@@ -3,11 +3,11 @@
     task.toml  instruction.md  environment/  tests/test.sh  solution/solve.sh
 
 The tests come to `/tests` and leave their reward in `/logs/verifier/reward.json` or `reward.txt`; the
-solution comes to `/solution`; both only when it is their turn. Of `environment/` the image is taken
-that `docker_image` names, or else the working directory and the files that its Dockerfile copies there:
-what a Dockerfile installs is not, so give such tasks an image. Sandboxes have the run's network, whatever
-the file allows. What cannot be carried out (several steps, other operating systems, host variables in
-the sandbox) is refused.
+solution comes to `/solution`; both only when it is their turn. The image is the one that `docker_image`
+names, or what the Dockerfile of `environment/` builds; who works in it is its own user. Where no image is
+built, a Dockerfile that only copies files is read instead: the working directory and those files.
+Sandboxes have the run's network, whatever the file allows. What cannot be carried out (several steps, other
+operating systems, several containers, host variables in the sandbox) is refused.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -24,11 +25,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rock.config import kind_of, validated
 from rock.errors import ConfigError
+from rock.plain import read_text
 from rock.rollout.inputs.graders import GUARDED
 from rock.rollout.inputs.task import LoadedTask, Task, check_sources
-from rock.rollout.inputs.taskfiles import read_text
+from rock.sandbox.base import IMAGE_USER
+from rock.sandbox.docker.dockerfile import instructions
 
 CONFIG = "task.toml"
+ENVIRONMENT = "environment"
 TESTS_AT = "/tests"
 SOLUTION_AT = "/solution"
 LOGS_AT = "/logs"
@@ -36,6 +40,7 @@ REWARDS = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")
 DEFAULT_WORKDIR = "/app"
 SOLUTIONS = {"oracle": "solve", "wrong": "wrong"}
 """By our name; `wrong.sh` is no part of Harbor's format, which lets it lie there."""
+_PLACING = {"FROM", "WORKDIR", "COPY", "ADD", "LABEL", "MAINTAINER", "ARG", "CMD", "ENTRYPOINT"}
 _HOST_VARIABLE = re.compile(r"\$\{[A-Za-z_]")
 
 
@@ -47,6 +52,7 @@ class _Section(BaseModel):
 
 class _Environment(_Section):
     docker_image: str | None = None
+    build_timeout_sec: float = 600.0
     os: str = "linux"
     workdir: str | None = None
     env: dict[str, str] = Field(default={})
@@ -105,6 +111,11 @@ def _refuse(config: _Config, folder: Path, source: str) -> None:
         raise ConfigError(f"{source}: steps: tasks of several steps cannot be run")
     if config.environment.os.lower() != "linux":
         raise ConfigError(f"{source}: environment.os: expected linux: {config.environment.os!r}")
+    for compose in ("docker-compose.yaml", "docker-compose.yml"):
+        if (folder / ENVIRONMENT / compose).is_file():
+            raise ConfigError(
+                f"{folder}: {ENVIRONMENT}/{compose}: tasks of several containers cannot be run"
+            )
     for needed in ("instruction.md", "tests/test.sh"):
         if not (folder / needed).is_file():
             raise ConfigError(f"{folder}: {needed}: no such file")
@@ -122,18 +133,28 @@ def _refuse(config: _Config, folder: Path, source: str) -> None:
 
 
 def _task(config: _Config, folder: Path) -> dict[str, Any]:
-    workdir, files = _from_dockerfile(folder / "environment")
-    workdir = config.environment.workdir or workdir or DEFAULT_WORKDIR
-    env = config.environment.env
+    found = _read_dockerfile(folder / ENVIRONMENT)
+    environment = config.environment
+    workdir = environment.workdir or (found and found.workdir) or DEFAULT_WORKDIR
+    env = environment.env
+    own_image = environment.docker_image is not None or found is not None
     task: dict[str, Any] = {
         "task_id": config.task.name or folder.resolve().name,
         "instruction": read_text(folder / "instruction.md"),
         "workdir": workdir,
-        "image": config.environment.docker_image,
-        "files": {} if config.environment.docker_image else _placed(files, workdir, folder),
+        "image": environment.docker_image,
+        "env": env,
+        "user": _user(config.agent.user) or (IMAGE_USER if own_image else None),
         "grader": _grader(config, env, folder),
         "metadata": {"format": "harbor", **config.metadata},
     }
+    if environment.docker_image is None and found is not None:
+        task["build"] = {
+            "context": ENVIRONMENT,
+            "timeout_seconds": environment.build_timeout_sec,
+            "otherwise": _placed(found.copied, workdir, folder),
+            "only_files": found.only_files,
+        }
     if config.agent.timeout_sec is not None:
         task["timeouts"] = {"agent_seconds": config.agent.timeout_sec}
     scripts = {name: f"{script}.sh" for name, script in SOLUTIONS.items()}
@@ -189,22 +210,35 @@ def _user(user: str | int | None) -> str | None:
     return None if user is None else str(user)
 
 
-def _from_dockerfile(folder: Path) -> tuple[str | None, dict[str, str]]:
-    """The working directory, and what is copied: place in the image → path in `environment/`."""
+@dataclass(frozen=True, slots=True)
+class _Dockerfile:
+    """What can be known of an image without building it."""
+
+    workdir: str | None
+    copied: Mapping[str, str]
+    """Place in the image → path in `environment/`."""
+    only_files: bool
+    """Whether it does nothing but place files."""
+
+
+def _read_dockerfile(folder: Path) -> _Dockerfile | None:
     path = folder / "Dockerfile"
     if not path.is_file():
-        return None, {}
+        return None
     workdir: str | None = None
     copied: dict[str, str] = {}
-    for line in read_text(path).replace("\\\n", " ").splitlines():
-        word, _, rest = line.strip().partition(" ")
-        if word.upper() == "WORKDIR":
-            workdir = str(PurePosixPath(workdir or "/", rest.strip()))
-        elif word.upper() in ("COPY", "ADD"):
+    words: set[str] = set()
+    for word, rest in instructions(read_text(path)):
+        words.add(word)
+        if word == "FROM":  # what the stages before it have is not in the image
+            workdir, copied = None, {}
+        elif word == "WORKDIR":
+            workdir = str(PurePosixPath(workdir or "/", rest))
+        elif word in ("COPY", "ADD"):
             for source, target in _copies(rest, workdir or "/"):
                 if (folder / source).exists():
                     copied[target] = source
-    return workdir, copied
+    return _Dockerfile(workdir, copied, only_files=words <= _PLACING)
 
 
 def _copies(rest: str, workdir: str) -> list[tuple[str, str]]:

@@ -19,11 +19,29 @@ from typing import Any, cast
 from rock.config import kind_of
 from rock.errors import ConfigError
 from rock.rollout.inputs.graders import GUARDED, is_guarded
+from rock.sandbox.base import IMAGE_USER
 
 WORKDIR = "/testbed"
 TEST_COMMAND = "python -m pytest -rA -p no:cacheprovider"
 _MARKS = ("problem_statement", "FAIL_TO_PASS", "instance_id")
 _IMAGE = "swebench/sweb.eval.x86_64.{}:latest"
+_SWE_GYM_IMAGE = "xingyaoww/sweb.eval.x86_64.{}:latest"
+_SWE_GYM = frozenset(
+    {
+        "getmoto/moto",
+        "Project-MONAI/MONAI",
+        "pandas-dev/pandas",
+        "python/mypy",
+        "pydantic/pydantic",
+        "conan-io/conan",
+        "iterative/dvc",
+        "dask/dask",
+        "modin-project/modin",
+        "bokeh/bokeh",
+        "facebookresearch/hydra",
+    }
+)
+"""Its repositories, none of which is one of SWE-bench's: that is how its rows are told apart."""
 _ACTIVATE = (
     "if [ -f /opt/miniconda3/bin/activate ]; then . /opt/miniconda3/bin/activate testbed; fi"
 )
@@ -49,20 +67,18 @@ def is_row(data: Mapping[str, Any]) -> bool:
 def task_of(row: Mapping[str, Any], *, source: str) -> dict[str, Any]:
     """The fields of a `Task`. Raises `ConfigError` naming the field."""
     wanted = [*_names(row, "FAIL_TO_PASS", source), *_names(row, "PASS_TO_PASS", source)]
-    own: object = row.get("rock") or {}
-    if not isinstance(own, dict):
-        raise ConfigError(f"{source}: rock: expected fields of a task (given: {kind_of(own)})")
-    given = cast("dict[str, Any]", own)
+    given = own_fields(row, source)
     workdir = given.get("workdir", WORKDIR)
-    test_patch = _text(row, "test_patch", source)
-    bug = _text(row, "patch", source) if row.get("image_name") and not test_patch else ""
+    test_patch = text_of(row, "test_patch", source)
+    bug = text_of(row, "patch", source) if row.get("image_name") and not test_patch else ""
     task: dict[str, Any] = {
-        "task_id": _text(row, "instance_id", source),
+        "task_id": text_of(row, "instance_id", source),
         "instruction": INSTRUCTION.format(
-            workdir=workdir, problem=_text(row, "problem_statement", source).strip()
+            workdir=workdir, problem=text_of(row, "problem_statement", source).strip()
         ),
         "workdir": workdir,
         "image": _image(row),
+        "user": IMAGE_USER,
         "git": "squash",
         "grader": _grader(row, wanted, test_patch, source),
         "metadata": {
@@ -77,6 +93,14 @@ def task_of(row: Mapping[str, Any], *, source: str) -> dict[str, Any]:
     return {**task, **given}
 
 
+def own_fields(row: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """What the row says of the task itself."""
+    own: object = row.get("rock") or {}
+    if not isinstance(own, dict):
+        raise ConfigError(f"{source}: rock: expected fields of a task (given: {kind_of(own)})")
+    return cast("dict[str, Any]", own)
+
+
 def _applied(patch: str) -> str:
     return "{ " + _APPLY.format(patch=patch) + "; }"
 
@@ -86,7 +110,10 @@ def _image(row: Mapping[str, Any]) -> str:
         if row.get(field):
             return str(row[field])
     # The published images: `__` of the id cannot be in the name of one.
-    return _IMAGE.format(str(row["instance_id"]).lower().replace("__", "_1776_"))
+    name = str(row["instance_id"]).lower()
+    if row.get("repo") in _SWE_GYM:
+        return _SWE_GYM_IMAGE.format(name.replace("__", "_s_"))
+    return _IMAGE.format(name.replace("__", "_1776_"))
 
 
 def _grader(
@@ -95,7 +122,7 @@ def _grader(
     files = {"test.patch": test_patch} if test_patch else {}
     touched = _touched(test_patch)
     named = {test.split("::")[0] for test in wanted if "::" in test}
-    command = _text(row, "test_cmd", source) or TEST_COMMAND
+    command = text_of(row, "test_cmd", source) or TEST_COMMAND
     paths = " ".join(sorted({*touched, *named})) if row.get("test_cmd") is None else ""
     lines = [_ACTIVATE, _applied("{tests}/test.patch") + " || exit 126" if test_patch else ":"]
     return {
@@ -105,7 +132,7 @@ def _grader(
         "reward": "pytest",
         "tests": wanted,
         # Only what is there before is put back; what the patch adds comes with it.
-        "protect": [*_steering(_text(row, "patch", source)), *sorted({*touched, *named})],
+        "protect": [*_steering(text_of(row, "patch", source)), *sorted({*touched, *named})],
         "timeout_seconds": 1800,
     }
 
@@ -118,7 +145,7 @@ def _steering(solution: str) -> list[str]:
 
 
 def _oracle(row: Mapping[str, Any], *, reverse: bool, source: str) -> dict[str, Any]:
-    patch = _text(row, "patch", source)
+    patch = text_of(row, "patch", source)
     how = "git apply -R" if reverse else "git apply"
     return {
         "command": ["sh", "-ec", how + ' --whitespace=nowarn "$0/gold.patch"', "{solution}"],
@@ -132,7 +159,7 @@ def _touched(patch: str) -> list[str]:
     return [line.removeprefix("+++ b/").split("\t")[0].strip() for line in lines]
 
 
-def _text(row: Mapping[str, Any], field: str, source: str) -> str:
+def text_of(row: Mapping[str, Any], field: str, source: str) -> str:
     value = row.get(field)
     if value is None:
         return ""

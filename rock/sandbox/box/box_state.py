@@ -15,12 +15,13 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from rock.errors import NotSupported, SandboxBusy, SandboxDied, SandboxError
+from rock.errors import CapacityExceeded, NotSupported, SandboxBusy, SandboxDied, SandboxError
 from rock.sandbox.box.changes import read_changes
 from rock.sandbox.box.layering import Layers
 from rock.sandbox.channel import frames
 from rock.sandbox.channel.channel import Channel
 from rock.sandbox.channel.frames import FrameType
+from rock.sandbox.ending import to_the_end
 from rock.sandbox.state import Changes, Layer, ResetReceipt, ResetTier, Snapshot
 
 log = logging.getLogger(__name__)
@@ -72,9 +73,10 @@ class BoxState:
             return
         try:
             self._top = await self._layers.begin()
-        except SandboxDied:
+        except (SandboxDied, CapacityExceeded):
             raise
         except SandboxError as exc:
+            await self._channel.ping()  # one that is ending has other reasons
             # Without layers the sandbox is as good as before, but for its state.
             self._why_not, self._layers = exc.message, None
             log.info("files cannot be put back in place: %s", exc.message)
@@ -120,16 +122,27 @@ class BoxState:
                     f"snapshot: {running} processes run and may be writing; "
                     "ask again when they have ended, or end them first"
                 )
-            assert self._top is not None
-            written, below = self._top, self._below
-            chain = (written, *below)
-            await self._keep(layers, chain)
-            self._top, _ = await layers.swap(chain)
-            # The sandbox's holds of these layers go on; the snapshot has holds of its own.
-            self._below = chain
-            for layer in chain:
-                layer.hold()
-            return Snapshot(secrets.token_hex(6), self._made_of, chain)
+            made: list[Snapshot] = []
+            try:
+                await to_the_end(self._set_aside(layers, made))
+            except BaseException:  # a cancellation: it is made, and nobody gets it
+                for snapshot in made:
+                    snapshot.release()
+                raise
+            return made[0]
+
+    async def _set_aside(self, layers: Layers, made: list[Snapshot]) -> None:
+        """What was written goes below a fresh layer. Not to be left in the middle."""
+        assert self._top is not None
+        chain = (self._top, *self._below)
+        await self._keep(layers, chain)
+        self._top, _ = await layers.swap(chain)
+        # The sandbox's holds of these layers go on; the snapshot has holds of its own.
+        self._below = chain
+        for layer in chain:
+            layer.hold()
+        layers.expect(self._base)
+        made.append(Snapshot(secrets.token_hex(6), self._made_of, chain))
 
     async def diff(self, max_entries: int) -> Changes:
         """What was written since it was made. Commands may go on meanwhile."""
@@ -180,6 +193,10 @@ class BoxState:
             layer.release()
 
     async def _go_back(self, below: Sequence[Layer]) -> ResetReceipt:
+        """Cancelled, it is done all the same: a sweep that goes on would end what comes next."""
+        return await to_the_end(self._swept_and_put(below))
+
+    async def _swept_and_put(self, below: Sequence[Layer]) -> ResetReceipt:
         layers = self._supports("reset in place")
         async with self._change(paused=None):
             started = time.monotonic()
@@ -198,7 +215,14 @@ class BoxState:
             )
 
     async def _put(self, below: Sequence[Layer]) -> tuple[str, ...]:
-        """A fresh layer above `below`; what was held before is let go. What is in it already."""
+        """A fresh layer above `below`; what was held before is let go. What is in it already.
+
+        Cancelled, it is done all the same: a root that is in its place and not in our book would lose
+        what is written to it.
+        """
+        return await to_the_end(self._put_in_place(below))
+
+    async def _put_in_place(self, below: Sequence[Layer]) -> tuple[str, ...]:
         assert self._layers is not None
         for layer in below:
             layer.hold()

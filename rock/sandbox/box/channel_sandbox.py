@@ -74,6 +74,9 @@ _MAX_TIMEOUT_SECONDS = 40 * 24 * 3600.0
 _KEPT_PROCESSES = 100
 _EXIT_CODE_OF_A_KILLED_CHILD = 128 + signal.SIGKILL
 _ROOT = ("root", "0")
+NO_CORE = 1
+"""Bytes of a core dump. With 0 the kernel still starts a host's `core_pattern` program for each crash;
+with 1, which is less than any file of that kind has, it does neither (core(5); fs/coredump.c)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,7 @@ def identity_of(spec: SandboxSpec) -> Identity:
 
 def common_rlimits(limits: Limits) -> tuple[tuple[int, int], ...]:
     """What every provider sets on a command: no core dumps, and the bound on open files."""
-    pairs = [(resource.RLIMIT_CORE, 0)]
+    pairs = [(resource.RLIMIT_CORE, NO_CORE)]
     if limits.open_files is not None:
         pairs.append((resource.RLIMIT_NOFILE, limits.open_files))
     return tuple(pairs)
@@ -369,7 +372,9 @@ class ChannelSandbox(StatefulSandbox):
     def _path(self, path: str) -> bytes:
         """Absolute inside the sandbox; a relative path starts at the working directory."""
         if not path or "\0" in path:
-            raise SandboxFileError(f"path: got {path!r}, expected a path without NUL")
+            raise SandboxFileError(
+                f"path: got {path!r}, expected one with a character, and without NUL"
+            )
         full = posixpath.join(self.spec.workdir, path)
         try:
             return os.fsencode(full.rstrip("/") or "/")

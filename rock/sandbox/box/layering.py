@@ -77,17 +77,25 @@ class LocalLayer(Held):
         self.take_tree()
         self.home.drop(self.number)
 
+    def keep_tree(self, tree: int) -> None:
+        """In place of the one that it has, if it has one."""
+        self.take_tree()
+        self.tree = tree
+        self.home.kept.add(self)
+
     def take_tree(self) -> None:
+        self.home.kept.discard(self)
         if self.tree >= 0:
             os.close(self.tree)
             self.tree = -1
 
 
 class LocalLayers(Layers):
-    """Layers of a local sandbox."""
+    """Layers of a local sandbox. `kept` are those of its provider that have a `tree`."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, kept: set[LocalLayer]) -> None:
         self._channel = channel
+        self.kept = kept
         self._last_number = 0
         self._adopted: dict[LocalLayer, int] = {}
         self._dropping: set[asyncio.Task[None]] = set()
@@ -115,7 +123,7 @@ class LocalLayers(Layers):
     async def keep(self, layer: Layer) -> None:
         assert isinstance(layer, LocalLayer)
         if layer.tree < 0:
-            layer.tree = await self._tree(layer.number)
+            layer.keep_tree(await self._tree(layer.number))
 
     async def end(self) -> None:
         self._ended = True
@@ -156,7 +164,7 @@ class LocalLayers(Layers):
         given = [layer.tree]
         await self._channel.call(FrameType.ADOPT, body, "take in a layer", descriptors=given)
         layer.take_tree()
-        layer.tree = await self._tree(number)
+        layer.keep_tree(await self._tree(number))
         return number
 
     def _next_number(self) -> int:

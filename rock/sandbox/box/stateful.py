@@ -14,7 +14,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from rock.errors import NotFound, NotSupported, SandboxBusy, SandboxDied, SandboxError
+from rock.errors import (
+    CapacityExceeded,
+    NotFound,
+    NotSupported,
+    SandboxBusy,
+    SandboxDied,
+    SandboxError,
+)
 from rock.sandbox.base import DEFAULT_DIFF_ENTRIES, Sandbox, SandboxSpec
 from rock.sandbox.box.box_state import BoxState
 from rock.sandbox.box.egress import PORT, Egress
@@ -129,7 +136,7 @@ class StatefulSandbox(Sandbox):
             try:
                 receipt = await self.state.reset()
                 await self.network_of_the_spec()
-            except SandboxBusy:
+            except (SandboxBusy, CapacityExceeded):  # the box is well
                 raise
             except SandboxError as exc:
                 if self.replacement is None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import array
 import asyncio
+import contextlib
 import errno
 import os
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from rock.errors import (
     BadUser,
@@ -25,7 +26,9 @@ from rock.errors import (
     SandboxError,
     SandboxFileError,
 )
+from rock.sandbox.capacity import is_own_trouble, own_trouble
 from rock.sandbox.channel import frames, transfer
+from rock.sandbox.channel.connect import Connector
 from rock.sandbox.channel.execution import Executed, Execution, Sink, Tap
 from rock.sandbox.channel.frames import ExecRequest, Frame, FrameType, Refusal, Stage
 from rock.sandbox.channel.mux import MuxConnector, Refused
@@ -40,51 +43,11 @@ T = TypeVar("T")
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
-class Connector(Protocol):
-    """Makes a new connection to the helper: a non-blocking stream socket, owned by the caller."""
-
-    def __call__(self) -> socket.socket:
-        """Raises `OSError` when the helper is gone, `BlockingIOError` when it has no room yet."""
-        ...
-
-
-def connect_to_path(path: Path) -> Connector:
-    """A connector to the listening unix socket at `path`, which may be longer than an address."""
-
-    def connect() -> socket.socket:
-        conn = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        folder = -1
-        try:
-            folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            conn.connect(f"/proc/self/fd/{folder}/{path.name}")
-        except OSError:
-            conn.close()
-            raise
-        finally:
-            if folder >= 0:
-                os.close(folder)
-        return conn
-
-    return connect
-
-
-def connect_by_control(control: socket.socket) -> Connector:
-    """A connector that passes one end of a new socket pair over the helper's control socket."""
-
-    def connect() -> socket.socket:
-        near, far = socket.socketpair(
-            socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
-        )
-        try:
-            socket.send_fds(control, [b"c"], [far.fileno()])
-        except OSError:
-            near.close()
-            raise
-        finally:
-            far.close()
-        return near
-
-    return connect
+def _lost(exc: OSError, what: str) -> SandboxError:
+    """A sandbox that does not answer is gone, unless it is this process that cannot ask."""
+    if is_own_trouble(exc):
+        return own_trouble(exc, what)
+    return SandboxDied(f"{what}: the sandbox is gone ({exc.strerror or exc})")
 
 
 def refused(refusal: Refusal, what: str) -> SandboxError:
@@ -222,15 +185,20 @@ class Channel:
             encoded = frames.encode(FrameType.EXEC, request.encode())
         except ValueError as exc:
             raise CommandRefused(f"{_program(request)}: {exc}") from exc
-        execution = Execution(
-            await self._connect(),
-            kept_bytes=kept_bytes,
-            kill_over_bytes=kill_over_bytes,
-            stdin=stdin,
-            status=status,
-            held=held,
-            tap=tap,
-        )
+        conn = await self._connect()
+        try:
+            execution = Execution(
+                conn,
+                kept_bytes=kept_bytes,
+                kill_over_bytes=kill_over_bytes,
+                stdin=stdin,
+                status=status,
+                held=held,
+                tap=tap,
+            )
+        except OSError as exc:
+            conn.close()
+            raise own_trouble(exc, _program(request)) from exc
         try:
             await execution.start(encoded)
         except BaseException:  # a cancellation: the helper ends what it has been told of
@@ -251,7 +219,7 @@ class Channel:
             size = os.fstat(fd).st_size
             if size > max_bytes:
                 raise SandboxFileError(f"{what}: it has {size} bytes, the bound is {max_bytes}")
-            data = await _in_thread_if_large(size, lambda: _read_up_to(fd, max_bytes + 1))
+            data = await _read(fd, size, max_bytes + 1)
         except OSError as exc:
             raise SandboxFileError(f"{what}: {exc.strerror}") from exc
         finally:
@@ -348,11 +316,13 @@ class Channel:
         except TimeoutError as exc:
             raise SandboxDied("the sandbox takes no connection") from exc
         except OSError as exc:
-            raise SandboxDied(f"the sandbox is gone: {exc.strerror}") from exc
+            raise _lost(exc, "connect to the sandbox") from exc
 
-    async def open(self, kind: FrameType, body: bytes, what: str) -> int:
+    async def open(
+        self, kind: FrameType, body: bytes, what: str, *, descriptors: Sequence[int] = ()
+    ) -> int:
         """The descriptor that answers a request, owned by the caller."""
-        _, fd = await self.call(kind, body, what)
+        _, fd = await self.call(kind, body, what, descriptors=descriptors)
         if fd < 0:
             raise SandboxDied(f"{what}: the helper sent no descriptor")
         return fd
@@ -385,8 +355,8 @@ class Channel:
                 frame, fd = await _receive(conn)
         except TimeoutError as exc:
             raise SandboxDied(f"{what}: no answer in {_CALL_SECONDS:.0f} seconds") from exc
-        except (OSError, frames.ProtocolError) as exc:
-            raise SandboxDied(f"{what}: the sandbox is gone ({exc})") from exc
+        except OSError as exc:
+            raise _lost(exc, what) from exc
         if frame.type is FrameType.ERROR:
             raise refused(frames.parse_refusal(frame.body), what)
         if frame.type is FrameType.LOST:
@@ -436,7 +406,9 @@ async def _receive(conn: socket.socket) -> tuple[Frame, int]:
 def _receive_some(conn: socket.socket, descriptors: list[int]) -> bytes:
     """Like `socket.recv_fds`, which loses its flags: what is received must not reach children."""
     room = socket.CMSG_LEN(array.array("i").itemsize)
-    data, parts, _, _ = conn.recvmsg(65536, room, socket.MSG_CMSG_CLOEXEC)
+    data, parts, flags, _ = conn.recvmsg(65536, room, socket.MSG_CMSG_CLOEXEC)
+    if flags & socket.MSG_CTRUNC:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     for level, kind, content in parts:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             descriptors.extend(array.array("i", content))
@@ -468,11 +440,24 @@ async def _in_thread(work: Callable[[], T], on_cancel: Callable[[], None] = lamb
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        on_cancel()
-        await asyncio.wait((task,))
+        with contextlib.suppress(OSError):  # the other end is gone: nothing keeps the thread
+            on_cancel()
+        while not task.done():  # however often the caller is cancelled meanwhile
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait((task,))
         if not task.cancelled():
             task.exception()  # retrieved: what the cancellation broke off is no news
         raise
+
+
+async def _read(fd: int, size: int, bound: int) -> bytes:
+    """At most `bound` bytes. A `size` that the sandbox tells may be less than there is."""
+    if size > _INLINE_BYTES:
+        return await _in_thread(lambda: _read_up_to(fd, bound))
+    data = _read_up_to(fd, min(bound, _INLINE_BYTES))
+    if len(data) < min(bound, _INLINE_BYTES):
+        return data
+    return data + await _in_thread(lambda: _read_up_to(fd, bound - len(data)))
 
 
 def _read_up_to(fd: int, size: int) -> bytes:

@@ -12,6 +12,7 @@ import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from rock.sandbox.channel import frames
 from rock.sandbox.channel.capture import Capture
@@ -154,6 +155,9 @@ class InputPipe:
             self.far_end = -1
 
 
+AnyPipe = TypeVar("AnyPipe", InputPipe, OutputPipe)
+
+
 class _Replies:
     """The frames that the helper sends: perhaps STARTED, then the last one; None is the end."""
 
@@ -216,10 +220,18 @@ class Execution:
         self._sending = asyncio.Lock()
         self._closed = False
         self.captures = (Capture(kept_bytes), Capture(kept_bytes))
-        self.stdin = InputPipe() if stdin is None or stdin else None
-        self.stdout = OutputPipe(lambda data: self.keep(0, data))
-        self.stderr = OutputPipe(lambda data: self.keep(1, data))
-        self.status = None if status is None else OutputPipe(status)
+        with contextlib.ExitStack() as made:  # if there is no descriptor left, none is lost
+
+            def kept(pipe: AnyPipe) -> AnyPipe:
+                made.callback(pipe.close)
+                made.callback(pipe.close_far_end)
+                return pipe
+
+            self.stdin = kept(InputPipe()) if stdin is None or stdin else None
+            self.stdout = kept(OutputPipe(lambda data: self.keep(0, data)))
+            self.stderr = kept(OutputPipe(lambda data: self.keep(1, data)))
+            self.status = None if status is None else kept(OutputPipe(status))
+            made.pop_all()
         if held:
             self.stdout.pause()
             self.stderr.pause()

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rock.errors import SandboxDied
 from rock.sandbox.command import ProcessInfo
 
 PROTOCOL_VERSION = 2
@@ -103,8 +104,8 @@ class Stage(enum.IntEnum):
     LAYER = 8
 
 
-class ProtocolError(ValueError):
-    """Bytes that the helper would never send. Becomes `SandboxDied` where the connection is known."""
+class ProtocolError(SandboxDied):
+    """Bytes that the helper would never send: whoever sends them is not the helper any more."""
 
 
 @dataclass(frozen=True, slots=True)

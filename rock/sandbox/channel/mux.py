@@ -22,6 +22,7 @@ from typing import Protocol
 
 from rock.errors import SandboxDied
 from rock.sandbox.channel import frames
+from rock.sandbox.channel.connect import address_of
 from rock.sandbox.channel.tunnel import Tunnel
 
 _READ_BYTES = 64 * 1024
@@ -151,21 +152,26 @@ class Mux:
             self._answers.pop(tunnel_id, None)
         if frame.type is not frames.FrameType.FD:
             raise Refused(frame)
+        port_inside = frames.take_u64(frame.body)
         folder = Path(tempfile.mkdtemp(prefix="rock-listen-"))  # 0700: callers are this user's
         self._listeners[tunnel_id] = folder / "door"
         listener = RelayedListener(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        listener.bind(str(folder / "door"))
+        with address_of(folder / "door") as address:
+            listener.bind(address)
         listener.listen(1024)
-        listener.inside = ("127.0.0.1", struct.unpack("<Q", frame.body)[0])
+        listener.inside = ("127.0.0.1", port_inside)
         return listener
 
     def _accept(self, listener_id: int, tunnel_id: int) -> None:
+        if tunnel_id < _ACCEPTED or tunnel_id in self._tunnels:
+            raise frames.ProtocolError(f"a caller by the number {tunnel_id}")
         path = self._listeners.get(listener_id)
         conn = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             if path is None:
                 raise ConnectionRefusedError
-            conn.connect(str(path))
+            with address_of(path) as address:
+                conn.connect(address)
         except OSError as exc:
             conn.close()
             self._send(MuxType.CLOSE, tunnel_id)

@@ -23,7 +23,7 @@ from rock import secrets
 from rock.errors import RockError
 from rock.sandbox.channel.capture import Capture
 from rock.sandbox.command import ExecResult
-from rock.sandbox.logs import DONE, ActionKind, LogEntry, Phase, Sink
+from rock.sandbox.logs import DONE, ActionKind, LogEntry, Part, Sink
 
 KEPT_BYTES = 8 * 1024
 """Of each stream in one entry."""
@@ -146,12 +146,12 @@ class Action:
         (stdout, missing), (stderr, more) = (window.take(last=last) for window in self._windows)
         return {"stdout": stdout, "stderr": stderr, "left_out_bytes": missing + more}
 
-    def _add(self, phase: Phase, **fields: Any) -> None:
+    def _add(self, part: Part, **fields: Any) -> None:
         entry = LogEntry(
             at=_wall_seconds(),
             action=self.id,
             kind=self._kind,
-            phase=phase,
+            part=part,
             by=self._recorder.by,
             **fields,
         )

@@ -38,10 +38,10 @@ KNOWN_PROGRAMS = {
 }
 _FIRST_SCRIPT = b"set +o history 2>/dev/null\nPS1=\nPS2=\nunset HISTFILE MAILCHECK\n:\n"
 _START_SECONDS = 20.0
-_INTERRUPT_SECONDS = 1.0
+_INTERRUPT_SECONDS = 3.0
+"""A shell that comes back late, on a busy machine, keeps what it has; one that never does is rare."""
 _INTERRUPT_EVERY_SECONDS = 0.05
 _BEFORE_KILLING_SECONDS = 0.25
-_AFTER_INTERRUPT_SECONDS = 0.01
 _BETWEEN_BYTES = 64 * 1024
 _BOUND_SECONDS = 41 * 24 * 3600.0
 Starter = Callable[[tuple[str, ...], Sink], Awaitable[Execution]]
@@ -100,6 +100,7 @@ class _Session:
             executed = await execution.finish(_BOUND_SECONDS)
         finally:
             execution.close()
+        # Nobody has to find out why a shell has ended that was closed.
         return await self._result_of(executed, time.monotonic() - self._began, self._closing)
 
     def _keeping(self, stream: int) -> Sink:
@@ -155,20 +156,22 @@ class _Session:
         deadline = time.monotonic() + _INTERRUPT_SECONDS
         again = frames.text(_status_line(self._nonce).encode())
         patience = time.monotonic() + _BEFORE_KILLING_SECONDS
+        pause = _INTERRUPT_EVERY_SECONDS
         while self.code is None and time.monotonic() < deadline and not self.has_ended:
             self._wake.clear()
             if time.monotonic() > patience:
                 # A program that is deaf to Ctrl-C. The interrupt that follows at once keeps the shell
                 # from going on with the script.
                 await self._signal(signal.SIGKILL, shell_too=False)
-            for _ in range(2):  # the second is for what a handler of the first one started
-                if self.code is None:
-                    await self._signal(signal.SIGINT, shell_too=True)
-                    await self.wait(_AFTER_INTERRUPT_SECONDS)
+            await self._signal(signal.SIGINT, shell_too=True)
+            # Dash and its kin may be left broken by an interrupt that comes while they see to the last one.
+            await self.wait(pause)
             if self.code is None:
                 # A shell may have thrown away what it had read of its program.
                 await self.execution.send(FrameType.SCRIPT, again)
-                await self.wait(_INTERRUPT_EVERY_SECONDS)
+                # Longer each time: on a busy machine the next interrupt would hit the answer.
+                await self.wait(pause)
+                pause *= 2
         if self.code is None:
             return False
         await self._signal(signal.SIGKILL, shell_too=False)

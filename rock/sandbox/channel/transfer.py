@@ -21,6 +21,8 @@ IDLE_SECONDS = 60.0
 """A transfer in which nothing moves for so long is given up."""
 _CHUNK_BYTES = 256 * 1024
 _TREE_MODES = 0o777
+_SHOWN = 80
+"""Characters of a name that a sandbox chose, in a message."""
 Refuse = Callable[[bytes], Exception]
 
 
@@ -176,7 +178,12 @@ def get_tree(
     except frames.ProtocolError as exc:
         raise UnsafeArchive(f"the sandbox sent what is no file tree: {exc}") from exc
     except OSError as exc:
-        raise SandboxFileError(f"cannot download to {target}: {exc}") from exc
+        place = os.fsdecode(exc.filename or b"")[-_SHOWN:]
+        raise SandboxFileError(
+            f"cannot download to {target}: {exc.strerror} (…{place!r})"
+            if place
+            else f"cannot download to {target}: {exc.strerror}"
+        ) from exc
     finally:
         tree.close()
 
@@ -227,7 +234,7 @@ class _Incoming:
             return self._target
         parent, _, name = path.rpartition(b"/")
         if parent not in self._dirs or name in (b"", b".", b".."):
-            raise UnsafeArchive(f"the entry {path!r} would leave the target directory")
+            raise UnsafeArchive(f"the entry {path[:_SHOWN]!r} would leave the target directory")
         return self._below(path)
 
     def _below(self, path: bytes) -> Path:
@@ -239,12 +246,17 @@ class _Incoming:
             raise UnsafeArchive(f"the tree is over {self._max_bytes} bytes")
         if self._file < 0:
             raise frames.ProtocolError("data without a file")
+        if data.count(0) == len(data):
+            # A hole stays one: gigabytes of nothing cost a sandbox nothing.
+            os.lseek(self._file, len(data), os.SEEK_CUR)
+            return
         view = memoryview(data)
         while view:
             view = view[os.write(self._file, view) :]
 
     def _close_file(self) -> None:
         if self._file >= 0:
+            os.ftruncate(self._file, os.lseek(self._file, 0, os.SEEK_CUR))
             os.fchmod(self._file, self._file_mode)
             os.close(self._file)
             self._file = -1

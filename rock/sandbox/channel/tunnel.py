@@ -12,6 +12,8 @@ import os
 import socket
 from typing import Protocol
 
+from rock.sandbox.channel import frames
+
 WINDOW_BYTES = 256 * 1024
 """What may be sent of a stream before the other side says that it has passed some on."""
 _READ_BYTES = 64 * 1024
@@ -97,7 +99,11 @@ class Tunnel:
         self._carrier.send_end(self.id, index)
 
     def take(self, index: int, data: bytes) -> None:
-        self.pumps[index].pending += data
+        """Raises `ProtocolError` for more than the other side had credit for."""
+        pump = self.pumps[index]
+        if len(pump.pending) + len(data) > WINDOW_BYTES:
+            raise frames.ProtocolError("more of a stream than there was credit for")
+        pump.pending += data
         self.flush()
 
     def take_end(self, index: int) -> None:

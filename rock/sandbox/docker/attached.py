@@ -1,7 +1,7 @@
 """Sandboxes that another process made: the view from above, for people and tools.
 
 Their harness answers for them if it has a door (`remote.door`). Where it has none, or is gone, a container
-can still be reached, past it: its control socket is in a directory of this user (`rundir`), and so is what
+can still be reached, past it: its control socket is in a directory of this user (`host_dirs`), and so is what
 it is. What only a harness knows (layers, snapshots, variables changed meanwhile) is then out of reach. What
 is attached is used, never owned: only an explicit `stop` ends it.
 """
@@ -15,11 +15,12 @@ from pathlib import Path
 import msgspec
 
 from rock.errors import BadRequest, NotFound, NotSupported, SandboxError
-from rock.sandbox import api, rundir
+from rock.sandbox import api, host_dirs
 from rock.sandbox.box.box_state import BoxState
 from rock.sandbox.box.channel_sandbox import ChannelSandbox, Identity
 from rock.sandbox.box.stateful import Box
-from rock.sandbox.channel.channel import Channel, connect_to_path
+from rock.sandbox.channel.channel import Channel
+from rock.sandbox.channel.connect import PathConnector
 from rock.sandbox.docker.container import SOCKET_NAME
 from rock.sandbox.docker.engine import Engine
 from rock.sandbox.owner import wall_seconds
@@ -39,11 +40,11 @@ class HereSource:
 
     def __init__(self, engine: Engine, base: Path | None = None) -> None:
         self._engine = engine
-        self._base = base or rundir.default_base()
+        self._base = base or host_dirs.default_base()
 
     async def list(self) -> list[api.SandboxInfo]:
         found: list[api.SandboxInfo] = []
-        for folder, data in rundir.descriptions(self._base):
+        for folder, data in host_dirs.descriptions(self._base):
             try:
                 info = api.decode(data, api.SandboxInfo)
             except BadRequest:
@@ -53,14 +54,15 @@ class HereSource:
         return found
 
     def attach(self, info: api.SandboxInfo) -> ChannelSandbox:
-        socket = self._base / info.id / "run" / SOCKET_NAME
-        channel = Channel(connect_to_path(socket))
+        folder = self._base / info.id
+        helper_pid = host_dirs.helper_of(folder)
+        channel = Channel(PathConnector(folder / "run" / SOCKET_NAME, helper_pid))
 
         async def remove() -> None:
             try:
                 await self._engine.remove(f"rock-{info.id}")
             finally:
-                rundir.remove(self._base / info.id)
+                host_dirs.remove(self._base / info.id)
 
         state = BoxState(
             channel, "attached", None, why_not=f"{_NO_DOOR} its files' layers", pausable=False
@@ -72,7 +74,7 @@ class HereSource:
             info.spec,
             rlimits=profile.rlimits,
             variables=profile.variables,
-            log=rundir.find_log(self._base, info.id),
+            log=host_dirs.find_log(self._base, info.id),
         )
         sandbox.recorder.by = "attached"
         sandbox.identity = Identity(profile.user, profile.home)
@@ -84,9 +86,11 @@ class HereSource:
 
 def only(infos: list[api.SandboxInfo], wanted: str) -> api.SandboxInfo:
     """The sandbox whose id begins with `wanted`. Raises `NotFound`, `SandboxError` if several do."""
-    found = [info for info in infos if info.id.startswith(wanted)]
+    found = [info for info in infos if wanted and info.id.startswith(wanted)]
     if not found:
-        raise NotFound(f"there is no sandbox {wanted}; `rock sandbox ps` lists them")
+        raise NotFound(
+            f"there is no sandbox {wanted or '(empty id)'}; `rock sandbox ps` lists them"
+        )
     if len(found) > 1:
         raise SandboxError(f"{wanted} is the beginning of {len(found)} ids; write more of it")
     return found[0]

@@ -18,6 +18,7 @@ from docker.types import LogConfig, Ulimit
 from docker.types import Mount as Bind
 
 from rock.sandbox.base import Limits, SandboxSpec
+from rock.sandbox.box.channel_sandbox import NO_CORE
 
 HELPER_TARGET = "/rock/rock-init"
 RUN_TARGET = "/rock/run"
@@ -118,7 +119,7 @@ def helper_archive(helper: Path) -> bytes:
 
 
 def _limits(limits: Limits) -> dict[str, Any]:
-    fields: dict[str, Any] = {"ulimits": [Ulimit(name="core", soft=0, hard=0)]}
+    fields: dict[str, Any] = {"ulimits": [Ulimit(name="core", soft=NO_CORE, hard=NO_CORE)]}
     if limits.memory_bytes is not None:
         # Equal values mean no swap: a sandbox over its memory is told so, not slowed down.
         fields["mem_limit"] = fields["memswap_limit"] = limits.memory_bytes

@@ -1,7 +1,7 @@
 """The docker provider: one hardened container per sandbox, with the helper as its PID 1.
 
 The engine only makes and removes containers. Commands, files and sockets go through the helper's unix
-socket in a private host directory (`rundir`), so the engine is off the path and nothing is needed
+socket in a private host directory (`host_dirs`), so the engine is off the path and nothing is needed
 from the image. `container` says what exactly is asked of the engine.
 
 `spec.image` is an engine image reference: its variables are the base of the commands' environment,
@@ -17,17 +17,27 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from rock.errors import ProviderUnavailable, SandboxDied, SandboxError
-from rock.sandbox import api, rundir
-from rock.sandbox.base import Availability, Provider, Sandbox, SandboxSpec
+from rock.sandbox import api, host_dirs
+from rock.sandbox.base import (
+    IMAGE_USER,
+    Availability,
+    BuildNetwork,
+    Built,
+    Provider,
+    Sandbox,
+    SandboxSpec,
+)
 from rock.sandbox.box.box_state import BoxState
 from rock.sandbox.box.channel_sandbox import AGENT_HOME, ChannelSandbox, Identity
 from rock.sandbox.box.stateful import NETWORKS, Box, Enforced, StatefulSandbox
-from rock.sandbox.capacity import DOCKER_COST, Admission
-from rock.sandbox.channel.channel import KILL_GRACE_SECONDS, Channel, Connector, connect_to_path
+from rock.sandbox.capacity import DOCKER_COST, Admission, own_trouble
+from rock.sandbox.channel.channel import KILL_GRACE_SECONDS, Channel
+from rock.sandbox.channel.connect import PathConnector
 from rock.sandbox.channel.mux import MuxConnector
 from rock.sandbox.docker import host_layers, hostroot
 from rock.sandbox.docker.autopsy import diagnose
@@ -38,6 +48,7 @@ from rock.sandbox.docker.heartbeat import Heartbeat
 from rock.sandbox.docker.host_layers import ContainerRoot, HostLayers, Keeper
 from rock.sandbox.docker.images import Images
 from rock.sandbox.docker.reaper import reap
+from rock.sandbox.docker.removal import OwnEnd, Removal
 from rock.sandbox.ending import to_the_end
 from rock.sandbox.helper import helper_path
 from rock.sandbox.mount_rules import check_spec
@@ -55,6 +66,7 @@ SHARE_REMEDY = (
 )
 LEASE_SECONDS = 120.0
 """A sandbox whose harness is killed is gone so much later, at the latest."""
+AT_ONCE_SECONDS = 0.001
 EXPIRY_MARGIN_SECONDS = 60.0
 """A container still there this long after its helper should have ended it is the reaper's."""
 
@@ -71,6 +83,7 @@ class DockerProvider(Provider):
     """
 
     name = "docker"
+    builds_images = True
 
     def __init__(
         self,
@@ -88,7 +101,7 @@ class DockerProvider(Provider):
     ) -> None:
         self.engine = Engine(host)
         self.run_id = run_id
-        self.base = base or rundir.default_base()
+        self.base = base or host_dirs.default_base()
         self._transport = transport
         self.images = Images(
             self.engine, self.base, pull=pull, pull_timeout_seconds=pull_timeout_seconds
@@ -99,6 +112,7 @@ class DockerProvider(Provider):
         self._owner = Owner.current()
         self._sandboxes: dict[str, StatefulSandbox] = {}
         self._streams: dict[str, MuxConnector] = {}
+        self._removal = Removal(self.engine)
         self._keeper = Keeper(self.base)
         self._no_layers = host_layers.why_impossible()
         if transport == "stream":
@@ -107,7 +121,7 @@ class DockerProvider(Provider):
         self._lease_seconds = lease_seconds if transport == "socket" else 0.0
         self._heartbeat = Heartbeat(self._sandboxes.values, lease_seconds=self._lease_seconds)
         self._admission = Admission(DOCKER_COST, self.base)
-        self._logs = rundir.LogFolder(self.base)
+        self._logs = host_dirs.LogFolder(self.base)
         self._closed = False
 
     async def probe(self) -> Availability:
@@ -152,22 +166,41 @@ class DockerProvider(Provider):
         """
         self._check_open()
         check_spec(spec, engine_sockets=[self.engine.address.removeprefix("unix://")])
-        image = await self.images.find(spec.image)
-        with self._admission:
-            sandbox = await self._make(spec, image, snapshot)
+        try:
+            image = await self.images.find(spec.image)
+            if spec.user == IMAGE_USER:
+                spec = replace(spec, user=image.user or ("root" if spec.image else None))
+            with self._admission:
+                sandbox = await self._make(spec, image, snapshot)
+        except OSError as exc:
+            raise own_trouble(exc, "make a sandbox") from exc
         self._heartbeat.start()
         return sandbox
+
+    async def build_image(
+        self,
+        context: Path,
+        *,
+        dockerfile: str = "Dockerfile",
+        timeout_seconds: float = 600.0,
+        network: BuildNetwork = "engine",
+    ) -> Built:
+        self._check_open()
+        return await self.images.build(
+            context, dockerfile=dockerfile, timeout_seconds=timeout_seconds, network=network
+        )
 
     async def _make(
         self, spec: SandboxSpec, image: Image, snapshot: Snapshot | None
     ) -> ChannelSandbox:
         sandbox_id = secrets.token_hex(6)
         layers: HostLayers | None = None
+        own_end: OwnEnd | None = None
         log_files = self._logs.of(sandbox_id)
         try:
             shared = None
             if self._transport == "socket":
-                shared = rundir.make(self.base, sandbox_id, self._owner) / "run"
+                shared = host_dirs.make(self.base, sandbox_id, self._owner) / "run"
             config = container_config(
                 spec,
                 programs=hostroot.program_directories() if spec.image is None else [],
@@ -177,21 +210,26 @@ class DockerProvider(Provider):
                 labels=self._labels(spec),
             )
             image = await self._start(image, spec, f"rock-{sandbox_id}", config)
-            channel = self._channel(sandbox_id, shared)
+            connector = None if shared is None else PathConnector(shared / SOCKET_NAME)
+            channel = self._channel(sandbox_id, connector)
             await self._reach(sandbox_id, channel)
             layers, unbounded = await self._layers(sandbox_id, spec.limits.disk_bytes)
+            state = BoxState(
+                channel,
+                _made_of(spec, image),
+                layers,
+                why_not=self._no_layers,
+                pausable=shared is not None,
+            )
+            if shared is not None:
+                ask = functools.partial(state.renew, lifetime_seconds=AT_ONCE_SECONDS)
+                own_end = OwnEnd(ask, shared / SOCKET_NAME)
             box = Box(
                 id=sandbox_id,
                 channel=channel,
-                state=BoxState(
-                    channel,
-                    _made_of(spec, image),
-                    layers,
-                    why_not=self._no_layers,
-                    pausable=shared is not None,
-                ),
+                state=state,
                 keep_book=functools.partial(self._sandboxes.__setitem__, sandbox_id),
-                remove=functools.partial(self._discard, sandbox_id, layers),
+                remove=functools.partial(self._discard, sandbox_id, layers, own_end),
                 diagnose=functools.partial(
                     diagnose, self.engine, f"rock-{sandbox_id}", spec, self._now(), self._now
                 ),
@@ -208,14 +246,14 @@ class DockerProvider(Provider):
             await sandbox.prepare(snapshot)
             if not sandbox.state.in_place:
                 sandbox.enforced = _enforced(spec, sandbox.state.why_not)
-            if shared is not None:
+            if shared is not None and connector is not None:
                 info = api.info_of(
                     sandbox, sandbox_id=sandbox_id, provider=self.name, age_seconds=0.0
                 )
-                rundir.describe(shared.parent, api.encode(info))
+                host_dirs.describe(shared.parent, api.encode(info), connector.helper_pid)
             self._check_open()
         except BaseException:  # whatever it was, also a cancellation, nothing may be left
-            await to_the_end(self._discard_quietly(sandbox_id, layers))
+            await to_the_end(self._discard_quietly(sandbox_id, layers, own_end))
             if log_files is not None:
                 log_files.remove()
             raise
@@ -231,8 +269,12 @@ class DockerProvider(Provider):
         """
         if self._no_layers:
             return None, self._no_layers
-        found = await self.engine.storage(f"rock-{sandbox_id}")
+        name = f"rock-{sandbox_id}"
+        found = await self.engine.storage(name)
         if not found.lower or not host_layers.all_here(found.lower):
+            # What has just ended has no layers any more, and says nothing about the others.
+            if not await self.engine.running(name):
+                raise SandboxDied(f"{name} ended while it was made")
             self._no_layers = (
                 f"the engine's images ({found.driver}) are no directories seen from here"
             )
@@ -276,9 +318,11 @@ class DockerProvider(Provider):
         for error in await asyncio.gather(*stops, return_exceptions=True):
             if isinstance(error, BaseException):
                 log.warning("a sandbox could not be stopped and is left to the reaper: %s", error)
+        await self.images.close()
         await self._heartbeat.stop()
         self._logs.close()
         await self._keeper.close()
+        await self._removal.close()
         await self.engine.close()
 
     def sandboxes(self) -> list[Sandbox]:
@@ -292,35 +336,36 @@ class DockerProvider(Provider):
         expires = self._now() + spec.lifetime_seconds + EXPIRY_MARGIN_SECONDS
         return {RUN: self.run_id, EXPIRES: f"{expires:.0f}", **self._owner.labels()}
 
-    async def _discard(self, sandbox_id: str, layers: HostLayers | None) -> None:
+    async def _discard(
+        self, sandbox_id: str, layers: HostLayers | None, own_end: OwnEnd | None
+    ) -> None:
         """Remove a sandbox's container and directory; the directory also if the engine fails."""
         if layers is not None:
             await layers.end()
         try:
-            await self.engine.remove(f"rock-{sandbox_id}")
+            await self._removal.remove(f"rock-{sandbox_id}", own_end)
         finally:
             if (stream := self._streams.pop(sandbox_id, None)) is not None:
                 await stream.close()
-            rundir.remove(self.base / sandbox_id)
+            host_dirs.remove(self.base / sandbox_id)
             self._sandboxes.pop(sandbox_id, None)
 
-    async def _discard_quietly(self, sandbox_id: str, layers: HostLayers | None) -> None:
+    async def _discard_quietly(
+        self, sandbox_id: str, layers: HostLayers | None, own_end: OwnEnd | None
+    ) -> None:
         """Clean up after a failure that is already on its way to the caller."""
         try:
-            await self._discard(sandbox_id, layers)
+            await self._discard(sandbox_id, layers, own_end)
         except SandboxError as exc:
-            log.warning("sandbox %s is left to the reaper: %s", sandbox_id, exc.message)
+            log.warning("sandbox %s is not removed yet: %s", sandbox_id, exc.message)
 
-    def _channel(self, sandbox_id: str, shared: Path | None) -> Channel:
-        connector: Connector | MuxConnector
-        if shared is not None:
-            connector = connect_to_path(shared / SOCKET_NAME)
-        else:
-            connector = MuxConnector(
-                functools.partial(open_stream, self.engine, f"rock-{sandbox_id}")
-            )
-            self._streams[sandbox_id] = connector
-        return Channel(connector, silence_seconds=self._silence_seconds)
+    def _channel(self, sandbox_id: str, connector: PathConnector | None) -> Channel:
+        """Through the shared directory; without one, over a stream of the engine."""
+        if connector is not None:
+            return Channel(connector, silence_seconds=self._silence_seconds)
+        stream = MuxConnector(functools.partial(open_stream, self.engine, f"rock-{sandbox_id}"))
+        self._streams[sandbox_id] = stream
+        return Channel(stream, silence_seconds=self._silence_seconds)
 
     async def _reach(self, sandbox_id: str, channel: Channel) -> None:
         """Wait until a helper that has just been started answers."""
@@ -354,11 +399,13 @@ def _enforced(spec: SandboxSpec, unbounded: str) -> Enforced:
         Capability.CPU_LIMIT: spec.limits.cpus,
     }
     found = frozenset(capability for capability, bound in asked.items() if bound is not None)
-    if not unbounded:
-        return Enforced(found | NETWORKS | {Capability.DISK_LIMIT})
-    return Enforced(
-        found | NETWORKS, (f"disk space is bounded by the engine's disk only: {unbounded}",)
+    shared = (
+        "inotify instances and what else the kernel counts by user are shared with other containers"
     )
+    if not unbounded:
+        return Enforced(found | NETWORKS | {Capability.DISK_LIMIT}, (shared,))
+    disk = f"disk space is bounded by the engine's disk only: {unbounded}"
+    return Enforced(found | NETWORKS, (disk, shared))
 
 
 def _made_of(spec: SandboxSpec, image: Image) -> str:

@@ -1,8 +1,9 @@
 """A Docker engine, off the event loop: the few calls that sandboxes need, typed and bounded.
 
 docker-py is synchronous, so every call runs in a pool of threads and is bounded by the client's
-time-out. This is the one place that knows docker-py and its errors: an engine that cannot be
-reached is `ProviderUnavailable`, a request that it refuses is `SandboxError` with its own words.
+time-out. This is the one place that knows docker-py and its errors (and `builds`, for what goes on for
+minutes): an engine that cannot be reached is `ProviderAway`, a request that it refuses is
+`SandboxError` with its own words.
 
 A thread cannot be interrupted, so a cancelled call first ends (bounded by the same time-out) and then
 raises `CancelledError`: what it made is there by then, and can be removed.
@@ -24,7 +25,8 @@ import docker
 import docker.errors
 import requests.exceptions
 
-from rock.errors import ProviderUnavailable, SandboxDied, SandboxError
+from rock.errors import ProviderAway, ProviderUnavailable, SandboxDied, SandboxError
+from rock.sandbox.docker.engine_socket import use_socket
 from rock.sandbox.ending import to_the_end
 
 Result = TypeVar("Result")
@@ -91,6 +93,7 @@ class _Api(Protocol):
     api_version: str
 
     def version(self, api_version: bool = True) -> dict[str, Any]: ...
+    def tag(self, image: str, repository: str, *, tag: str) -> bool: ...
     def inspect_image(self, image: str) -> dict[str, Any]: ...
     def pull(self, repository: str, *, stream: bool, decode: bool) -> Iterator[dict[str, Any]]: ...
     def import_image_from_data(self, data: bytes, repository: str, tag: str) -> str: ...
@@ -167,6 +170,13 @@ class Engine:
                     raise SandboxError(f"pulling {reference} took over {timeout_seconds:g} s")
 
         await self._call(f"pull {reference}", pull)
+
+    async def tag(self, reference: str, name: str) -> None:
+        """Give an image another name, `repository` or `repository:tag`."""
+        repository, _, tag = name.rpartition(":")
+        if not repository or "/" in tag:
+            repository, tag = name, "latest"
+        await self._call(f"name {name}", lambda api: api.tag(reference, repository, tag=tag))
 
     async def import_image(self, archive: bytes, repository: str, tag: str) -> None:
         """Make an image of an uncompressed tar of its root."""
@@ -320,6 +330,22 @@ class Engine:
 
         return await self._call("list containers", collect)
 
+    async def apart(self, doing: str, work: Callable[[Any], Result]) -> Result:
+        """`work` in a thread of its own with a docker-py client of its own, for what takes long.
+
+        No bound is set here. Raises what the other calls do.
+        """
+
+        def run(api: _Api) -> Result:
+            client = self._open(api.api_version)
+            try:
+                return work(client)
+            finally:
+                client.close()
+
+        with ThreadPoolExecutor(1, thread_name_prefix="rock-engine-apart") as pool:
+            return await self._call(doing, run, pool)
+
     async def close(self) -> None:
         """End the threads, each after the call it is in, and the connections."""
         self._closed = True
@@ -335,7 +361,6 @@ class Engine:
             return self._client
 
     def _connect(self) -> _Api:
-        self._knock()
         # docker-py can find the version by itself, but a client that fails at it is never closed.
         first = self._open(OLDEST_API)
         try:
@@ -352,20 +377,9 @@ class Engine:
             )
         return self._open(version)
 
-    def _knock(self) -> None:
-        """See that something listens. docker-py leaks a socket where nothing does."""
-        if not self.address.startswith("unix://"):
-            return
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knocking:
-            knocking.settimeout(self._timeout_seconds)
-            try:
-                knocking.connect(self.address.removeprefix("unix://"))
-            except OSError as exc:
-                raise self._unreachable(exc) from exc
-
-    def _unreachable(self, cause: BaseException) -> ProviderUnavailable:
-        return ProviderUnavailable(
-            f"no Docker engine answers at {self.address} ({_root_cause(cause)}); {REMEDY}"
+    def _unreachable(self, cause: BaseException) -> ProviderAway:
+        return ProviderAway(
+            f"no Docker engine answers at {self.address} ({root_cause(cause)}); {REMEDY}"
         )
 
     def _open(self, version: str) -> _Api:
@@ -375,12 +389,16 @@ class Engine:
             timeout=cast(int, self._timeout_seconds),
             max_pool_size=self._pool_size,
         )
+        if self.address.startswith("unix://"):
+            use_socket(made, self.address.removeprefix("unix://"), self._pool_size)
         return cast(_Api, made)
 
-    async def _run(self, work: Callable[[], Result]) -> Result:
+    async def _run(
+        self, work: Callable[[], Result], pool: ThreadPoolExecutor | None = None
+    ) -> Result:
         if self._closed:
             raise SandboxError("this engine client is closed")
-        job = self._pool.submit(work)
+        job = (pool or self._pool).submit(work)
         try:
             return await asyncio.wrap_future(job)
         except asyncio.CancelledError:
@@ -388,15 +406,15 @@ class Engine:
                 await to_the_end(_ended(job))
             raise
 
-    async def _call(self, doing: str, work: Callable[[_Api], Result]) -> Result:
+    async def _call(
+        self,
+        doing: str,
+        work: Callable[[_Api], Result],
+        pool: ThreadPoolExecutor | None = None,
+    ) -> Result:
         try:
             client = await self._connected()
-
-            def knock_and_work() -> Result:
-                self._knock()
-                return work(client)
-
-            return await self._run(knock_and_work)
+            return await self._run(lambda: work(client), pool)
         except docker.errors.APIError as exc:
             words = exc.explanation or str(exc)
             raise SandboxError(f"the engine could not {doing}: {words}") from exc
@@ -424,7 +442,7 @@ def _gone(api: _Api, name: str, *, within_seconds: float) -> bool:
     raise SandboxError(f"the engine is still removing {name} after {within_seconds:g} s")
 
 
-def _root_cause(exc: BaseException) -> str:
+def root_cause(exc: BaseException) -> str:
     """The innermost reason: the outer ones only repeat that a connection failed."""
     found: BaseException = exc
     while (inner := found.__cause__ or found.__context__) is not None:

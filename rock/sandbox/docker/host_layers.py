@@ -14,6 +14,7 @@ was made.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import os
@@ -24,10 +25,11 @@ from pathlib import Path
 
 from rock import process
 from rock.errors import SandboxDied, SandboxError
-from rock.sandbox import rundir
+from rock.sandbox import host_dirs
 from rock.sandbox.box.layering import Layers, open_directory
 from rock.sandbox.channel import frames
-from rock.sandbox.channel.channel import Channel, connect_by_control
+from rock.sandbox.channel.channel import Channel
+from rock.sandbox.channel.connect import connect_by_control
 from rock.sandbox.channel.frames import FrameType
 from rock.sandbox.ending import to_the_end
 from rock.sandbox.helper import helper_path
@@ -38,6 +40,8 @@ log = logging.getLogger(__name__)
 
 STOP_SECONDS = 5.0
 REMOVED_AT_ONCE = 100
+KEEPER_NICENESS = -10
+"""A reset waits for it; it has a millisecond's work to do."""
 _MAKE_FILE_SYSTEM = (
     *("mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal,^resize_inode"),
     *("-E", "lazy_itable_init=1,nodiscard"),
@@ -134,7 +138,7 @@ class Keeper:
     async def _start(self) -> None:
         if self._folder is None:
             name = f"layers-{os.getpid()}-{id(self):x}"
-            self._folder = rundir.make(self._base, name, Owner.current())
+            self._folder = host_dirs.make(self._base, name, Owner.current())
         near, far = socket.socketpair(
             socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
         )
@@ -151,6 +155,8 @@ class Keeper:
             raise
         finally:
             far.close()
+        with contextlib.suppress(OSError):  # gone, or not allowed to be before others
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, KEEPER_NICENESS)
         self._control = near
 
     @property
@@ -218,11 +224,16 @@ class Keeper:
         """By another process: deleting thousands of files in a thread would hold up the event loop."""
         while self._trash:
             folders, self._trash = self._trash[:REMOVED_AT_ONCE], self._trash[REMOVED_AT_ONCE:]
-            removing = await process.start(
-                ["nice", "rm", "-rf", "--", *folders],
-                env={"PATH": _PATH},
-                stderr=process.DEVNULL,
-            )
+            try:
+                removing = await process.start(
+                    ["nice", "rm", "-rf", "--", *folders],
+                    env={"PATH": _PATH},
+                    stderr=process.DEVNULL,
+                )
+            except OSError as exc:
+                log.warning("layers are deleted later: %s", exc.strerror)
+                self._trash += folders
+                return
             await removing.wait()
 
     async def close(self) -> None:
@@ -242,16 +253,20 @@ class Keeper:
             self._trash.clear()
             await asyncio.wait([self._emptying])
         if self._folder is not None:
-            await asyncio.to_thread(rundir.remove, self._folder)
+            await asyncio.to_thread(host_dirs.remove, self._folder)
 
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A root that waits for its container: `root` is a descriptor of it, mounted nowhere."""
+    """A root that waits for its container: `root` is a descriptor of it, mounted nowhere.
+
+    It is complete: what the container has mounted is in it, too, at `places`, of which some are new.
+    """
 
     below: tuple[Layer, ...]
     layer: HostLayer
     root: int
+    places: tuple[str, ...]
 
     def discard(self) -> None:
         os.close(self.root)
@@ -283,7 +298,7 @@ class HostLayers(Layers):
     async def swap(self, below: Sequence[Layer]) -> tuple[Layer, tuple[str, ...]]:
         prepared = await self._prepared(tuple(below))
         try:
-            found = prepared.layer.names()
+            found = tuple(name for name in prepared.layer.names() if name not in prepared.places)
             await self._attach(prepared.root)
         except BaseException:
             prepared.discard()
@@ -339,24 +354,29 @@ class HostLayers(Layers):
         body = frames.text(os.fsencode(layer.folder))
         body += frames.texts([os.fsencode(path) for path in lower])
         try:
-            root = await channel.open(FrameType.PREPARE, body, "prepare a root")
+            table = self._mount_table()
+            try:
+                what = "prepare a root"
+                given = [self._namespace, table]
+                root = await channel.open(FrameType.PREPARE, body, what, descriptors=given)
+            finally:
+                os.close(table)
         except BaseException:
             layer.release()
             raise
-        return _Prepared(below, layer, root)
+        return _Prepared(below, layer, root, layer.names())
+
+    def _mount_table(self) -> int:
+        try:
+            return os.open("mountinfo", os.O_RDONLY, dir_fd=self._process)
+        except OSError as exc:
+            raise SandboxDied(f"the container is gone ({exc.strerror})") from exc
 
     async def _attach(self, root: int) -> None:
         channel = await self._keeper.open()
-        try:
-            table = os.open("mountinfo", os.O_RDONLY, dir_fd=self._process)
-        except OSError as exc:
-            raise SandboxDied(f"the container is gone ({exc.strerror})") from exc
-        try:
-            given = [root, self._namespace, table]
-            what = "change the container's root"
-            await channel.call(FrameType.ATTACH, b"", what, descriptors=given)
-        finally:
-            os.close(table)
+        given = [root, self._namespace]
+        what = "change the container's root"
+        await channel.call(FrameType.ATTACH, b"", what, descriptors=given)
 
 
 def _forget(ready: asyncio.Task[_Prepared]) -> None:

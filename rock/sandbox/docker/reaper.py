@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rock.errors import ProviderUnavailable, SandboxError
-from rock.sandbox import rundir
+from rock.sandbox import host_dirs
 from rock.sandbox.docker.engine import Engine
 from rock.sandbox.owner import EXPIRES, OWNER_PID, Owner, wall_seconds
 
@@ -49,9 +49,9 @@ async def reap(
         except SandboxError as exc:
             # The next one may still go; this one is found again by the next call.
             log.warning("a leftover stays: %s", exc.message)
-    folders = rundir.orphans(base or rundir.default_base(), now_seconds=now())
+    folders = host_dirs.orphans(base or host_dirs.default_base(), now_seconds=now())
     for folder in folders:
-        rundir.remove(folder)
+        host_dirs.remove(folder)
     return Reaped(containers=tuple(removed), directories=tuple(folders))
 
 

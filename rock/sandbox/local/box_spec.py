@@ -6,6 +6,7 @@ Pure: from a `SandboxSpec` and facts about the host to bytes (`native/box.c` doc
 from __future__ import annotations
 
 import enum
+import functools
 import os
 import struct
 from collections.abc import Sequence
@@ -49,6 +50,7 @@ class Step:
     text: str = ""
     mode: int = 0
 
+    @functools.lru_cache(maxsize=1024)  # noqa: B019 - steps are values; most are those of every box
     def encode(self) -> bytes:
         return b"".join(
             (

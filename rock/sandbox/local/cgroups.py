@@ -51,12 +51,14 @@ class Group:
             os.close(fd)
         self.joins, self.oom = [], -1
 
-    def remove(self) -> None:
-        """After the last process has ended. Safe to call twice."""
+    def remove(self) -> bool:
+        """After the last process has ended. True if nothing is left. Safe to call twice."""
         self.close()
         for folder in self.folders:
             with contextlib.suppress(OSError):
                 folder.rmdir()
+        self.folders = [folder for folder in self.folders if folder.exists()]
+        return not self.folders
 
 
 def make(name: str, limits: Limits, *, root: Path = ROOT) -> Group:

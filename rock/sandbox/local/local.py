@@ -26,14 +26,15 @@ from pathlib import Path
 
 from rock import process
 from rock.errors import ConfigError, ProviderUnavailable, SandboxError
-from rock.sandbox import rundir
-from rock.sandbox.base import Availability, Provider, Sandbox, SandboxSpec
+from rock.sandbox import host_dirs
+from rock.sandbox.base import IMAGE_USER, Availability, Provider, Sandbox, SandboxSpec
 from rock.sandbox.box.box_state import BoxState
 from rock.sandbox.box.channel_sandbox import ChannelSandbox, common_rlimits
-from rock.sandbox.box.layering import LocalLayers
+from rock.sandbox.box.layering import LocalLayer, LocalLayers
 from rock.sandbox.box.stateful import NETWORKS, Box, Enforced, StatefulSandbox
-from rock.sandbox.capacity import LOCAL_COST, Admission
-from rock.sandbox.channel.channel import Channel, connect_by_control
+from rock.sandbox.capacity import LOCAL_COST, Admission, own_trouble
+from rock.sandbox.channel.channel import Channel
+from rock.sandbox.channel.connect import connect_by_control
 from rock.sandbox.command import Death, DeathCause
 from rock.sandbox.ending import to_the_end
 from rock.sandbox.helper import helper_path
@@ -47,6 +48,9 @@ from rock.sandbox.state import Capability, ResetTier, Snapshot
 _START_SECONDS = 30.0
 _STOP_SECONDS = 15.0
 _DIAGNOSE_SECONDS = 2.0
+_GROUP_SECONDS = 2.0
+_HARNESS_FILES = 512
+_FEWEST_FILES = 64
 _KILLED = 128 + signal.SIGKILL
 """How the process outside tells of a PID 1 that was killed."""
 _SWITCHES = (
@@ -80,10 +84,13 @@ class LocalProvider(Provider):
         """
         self._sandboxes: dict[str, StatefulSandbox] = {}
         self._admission = admission or Admission(LOCAL_COST, Path("/"))
+        self._kept: set[LocalLayer] = set()
+        """Of sandboxes and snapshots; a snapshot ends with its provider."""
         self._closed = False
+        _raise_open_files()
         cgroups.remove_leftovers()
-        self._base = base or rundir.default_base()
-        self._logs = rundir.LogFolder(self._base)
+        self._base = base or host_dirs.default_base()
+        self._logs = host_dirs.LogFolder(self._base)
         self._cleaned = False
         self._slots = random.Random(secrets.randbits(64))
         self._ids_of: dict[str, Ids] = {}
@@ -114,23 +121,33 @@ class LocalProvider(Provider):
         self._check_open()
         check_spec(spec)
         spec = _with_image_path(spec)
-        ids = self._choose_ids(spec, snapshot)
-        resolv_conf = _host_resolv_conf() if spec.network == "full" else ""
-        steps = box_spec.root_steps(spec, resolv_conf=resolv_conf)
-        with self._admission:
-            return await self._make(spec, ids, steps, snapshot)
+        if spec.user == IMAGE_USER:
+            spec = replace(spec, user="root" if spec.image else None)
+        try:
+            ids = self._choose_ids(spec, snapshot)
+            resolv_conf = _host_resolv_conf() if spec.network == "full" else ""
+            steps = box_spec.root_steps(spec, resolv_conf=resolv_conf)
+            with self._admission:
+                return await self._make(spec, ids, steps, snapshot)
+        except OSError as exc:
+            raise own_trouble(exc, "make a sandbox") from exc
 
     async def _make(
         self, spec: SandboxSpec, ids: Ids, steps: Sequence[Step], snapshot: Snapshot | None
     ) -> ChannelSandbox:
         self._clean()
         sandbox_id = secrets.token_hex(6)
-        box = _Box(cgroups.make(sandbox_id, spec.limits))
+        group = cgroups.make(sandbox_id, spec.limits)
+        try:
+            box = _Box(group)
+        except OSError:
+            group.remove()
+            raise
         log = self._logs.of(sandbox_id)
         try:
             await box.start(box_spec.encode(spec, ids, steps))
             channel = Channel(connect_by_control(box.control))
-            layers = LocalLayers(channel)
+            layers = LocalLayers(channel, self._kept)
             made_of = _made_of(spec, ids)
             self._ids_of[made_of] = ids
             made = Box(
@@ -144,7 +161,7 @@ class LocalProvider(Provider):
             sandbox = ChannelSandbox(
                 made,
                 spec,
-                rlimits=_rlimits(spec),
+                rlimits=_rlimits(spec, by_root=ids.by_root),
                 enforced=_enforced(spec, box.group.enforced),
                 replacement=self._replace,
                 log=log,
@@ -167,6 +184,8 @@ class LocalProvider(Provider):
         try:
             await asyncio.gather(*(sandbox.stop() for sandbox in list(self._sandboxes.values())))
         finally:
+            for layer in list(self._kept):
+                layer.take_tree()
             self._logs.close()
 
     def sandboxes(self) -> list[Sandbox]:
@@ -176,7 +195,7 @@ class LocalProvider(Provider):
         """Once: the logs of harnesses that are gone."""
         if not self._cleaned:
             self._cleaned = True
-            rundir.remove_orphans(self._base, "log", now_seconds=wall_seconds())
+            host_dirs.remove_orphans(self._base, "log", now_seconds=wall_seconds())
 
     async def _replace(self, sandbox: StatefulSandbox) -> tuple[StatefulSandbox, ResetTier]:
         return await self.create(sandbox.spec), ResetTier.REBUILD
@@ -264,7 +283,10 @@ class _Box:
         self._far_end.close()
         if self._process is not None:
             await process.stop(self._process, grace_seconds=_STOP_SECONDS)
-        self.group.remove()
+        # A process that was waited for may be in its group for a moment more.
+        deadline = time.monotonic() + _GROUP_SECONDS
+        while not self.group.remove() and time.monotonic() < deadline:  # noqa: ASYNC110 (no event)
+            await asyncio.sleep(0.01)
 
 
 def _owns_all_ids() -> bool:
@@ -290,9 +312,24 @@ def _made_of(spec: SandboxSpec, ids: Ids) -> str:
     return f"local-{hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}"
 
 
-def _rlimits(spec: SandboxSpec) -> tuple[tuple[int, int], ...]:
-    """Processes are counted per user of the sandbox, memory per process: all that needs no cgroup."""
-    pairs = list(common_rlimits(spec.limits))
+def _raise_open_files() -> None:
+    """As far as this process may: each sandbox needs some, and `_rlimits` wants to be below."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _rlimits(spec: SandboxSpec, *, by_root: bool) -> tuple[tuple[int, int], ...]:
+    """Processes are counted per user of the sandbox, memory per process: all that needs no cgroup.
+
+    The kernel lets a user have as many descriptors on their way through sockets as the sender may have
+    open. Not started by root, sandboxes share that count with the harness, so they may have fewer.
+    """
+    limits = spec.limits
+    if not by_root:
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        bound = max(_FEWEST_FILES, soft - _HARNESS_FILES)
+        limits = replace(limits, open_files=min(limits.open_files or bound, bound))
+    pairs = list(common_rlimits(limits))
     if spec.limits.pids is not None:
         pairs.append((resource.RLIMIT_NPROC, spec.limits.pids))
     if spec.limits.memory_bytes is not None:
@@ -316,6 +353,8 @@ def _enforced(spec: SandboxSpec, grouped: frozenset[Capability]) -> Enforced:
         missing.append("pids bounds the processes of each user inside, not all together")
     if limits.cpus is not None and Capability.CPU_LIMIT not in grouped:
         missing.append("cpus is not enforced")
+    if os.statvfs("/proc/sys").f_flag & os.ST_RDONLY:
+        missing.append("inotify instances are shared with other sandboxes: /proc/sys is read-only")
     return Enforced(frozenset(found | NETWORKS), tuple(missing))
 
 

@@ -38,6 +38,8 @@
 #define MAX_SPEC_BYTES (8 * 1024 * 1024)
 #define FLAG_OWN_NETWORK 1u
 #define FLAG_BY_ROOT 2u
+#define SHARE_OF_WATCHES 8
+#define FEWEST_WATCHES 8
 
 struct map {
     uint32_t inside, outside, count;
@@ -154,6 +156,23 @@ static void enter_user_namespace(const struct box *box) {
     waitpid(child, NULL, 0);
 }
 
+/* What a user namespace uses of these is charged to whoever made it, too: without a bound of its own one
+ * sandbox could use up what the harness, or the host's root, has. Called inside the user namespace, where
+ * the bounds under /proc/sys/user are its own. Where /proc is not to be written to there is no bound. */
+static void bound_watches(const char *of_the_host, const char *own) {
+    char text[32];
+    int from = open(of_the_host, O_RDONLY | O_CLOEXEC), to = open(own, O_WRONLY | O_CLOEXEC);
+    ssize_t size = from < 0 ? -1 : read(from, text, sizeof text - 1);
+    if (size > 0 && to >= 0) {
+        text[size] = 0;
+        long share = atol(text) / SHARE_OF_WATCHES;
+        size = snprintf(text, sizeof text, "%ld", share < FEWEST_WATCHES ? FEWEST_WATCHES : share);
+        write_all(to, text, (size_t)size);
+    }
+    if (from >= 0) close(from);
+    if (to >= 0) close(to);
+}
+
 static void become_helper(const struct box *box) {
     gid_t none[1];
     if (setgroups(0, none) && errno != EPERM) fail_step("drop groups", "");
@@ -202,6 +221,8 @@ int run_local(int spec_fd, int control) {
     prefer_for_oom();
     if (by_root) open_sources(box.steps, box.step_count, 1);
     enter_user_namespace(&box);
+    bound_watches("/proc/sys/fs/inotify/max_user_instances", "/proc/sys/user/max_inotify_instances");
+    bound_watches("/proc/sys/fs/inotify/max_user_watches", "/proc/sys/user/max_inotify_watches");
     int flags = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP;
     check(unshare(flags), "make mount, process, ipc, host name and cgroup namespaces");
     if (box.flags & FLAG_OWN_NETWORK) {

@@ -33,6 +33,8 @@
 #define ALLOW BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
 #define REFUSE(error) BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (error))
 #define LOAD(field) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, field))
+#define LOAD_UPPER_HALF(field) \
+    BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, field) + 4)
 #define IS(value, yes, no) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (value), (yes), (no))
 #define HAS(bits, yes, no) BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, (bits), (yes), (no))
 #define DENY(call, error) IS((call), 0, 1), REFUSE(error)
@@ -51,6 +53,8 @@ enum {
     CALL_IO_URING_SETUP = 425,
     CALL_IO_URING_ENTER = 426,
     CALL_IO_URING_REGISTER = 427,
+    CALL_QUOTACTL_FD = 443,
+    CALL_OPEN_TREE_ATTR = 467,
 };
 
 static const struct sock_filter refused_calls[] = {
@@ -79,6 +83,7 @@ static const struct sock_filter refused_calls[] = {
     DENY(CALL_FSMOUNT, EPERM),
     DENY(CALL_FSPICK, EPERM),
     DENY(CALL_MOUNT_SETATTR, EPERM),
+    DENY(CALL_OPEN_TREE_ATTR, EPERM),
     DENY(__NR_add_key, EPERM),
     DENY(__NR_request_key, EPERM),
     DENY(__NR_keyctl, EPERM),
@@ -89,12 +94,18 @@ static const struct sock_filter refused_calls[] = {
     DENY(__NR_finit_module, EPERM),
     DENY(__NR_delete_module, EPERM),
     DENY(__NR_kexec_load, EPERM),
+    DENY(__NR_kexec_file_load, EPERM),
+    DENY(__NR_fanotify_init, EPERM),
+#if defined(__x86_64__)
+    DENY(__NR_modify_ldt, ENOSYS), /* for 32-bit programs, which are refused */
+#endif
     DENY(__NR_open_by_handle_at, EPERM),
     DENY(__NR_name_to_handle_at, EPERM),
     DENY(__NR_swapon, EPERM),
     DENY(__NR_swapoff, EPERM),
     DENY(__NR_acct, EPERM),
     DENY(__NR_quotactl, EPERM),
+    DENY(CALL_QUOTACTL_FD, EPERM),
     DENY(__NR_reboot, EPERM),
     DENY(__NR_syslog, EPERM),
     /* clone and unshare: only with flags that make namespaces. */
@@ -104,17 +115,33 @@ static const struct sock_filter refused_calls[] = {
     HAS(ALL_NAMESPACES, 0, 1),
     REFUSE(EPERM),
     ALLOW,
-    /* socket: not to the hypervisor, not to the kernel's cipher interface. */
-    IS(__NR_socket, 0, 5),
+    /* Sockets of the usual families. For others the kernel would load modules that few have read, and
+     * those to the hypervisor are in no namespace. */
+    IS(__NR_socketpair, 1, 0),
+    IS(__NR_socket, 0, 7),
     LOAD(args[0]),
-    IS(AF_VSOCK, 1, 0),
-    IS(AF_ALG, 0, 1),
+    IS(AF_UNIX, 4, 0),
+    IS(AF_INET, 3, 0),
+    IS(AF_INET6, 2, 0),
+    IS(AF_NETLINK, 1, 0),
+    REFUSE(EAFNOSUPPORT),
+    ALLOW,
+    /* ioctl: no typing into somebody else's terminal, no other line discipline (a module) for one. */
+    IS(__NR_ioctl, 0, 5),
+    LOAD(args[1]),
+    IS(TIOCSETD, 1, 0),
+    IS(TIOCSTI, 0, 1),
     REFUSE(EPERM),
     ALLOW,
-    /* ioctl: no typing into somebody else's terminal. */
-    IS(__NR_ioctl, 0, 4),
-    LOAD(args[1]),
-    IS(TIOCSTI, 0, 1),
+    /* prlimit: a process's own limits only, or looking. Root inside has the number of the helper, whose
+     * limits are those of every later command. */
+    IS(__NR_prlimit64, 0, 8),
+    LOAD(args[0]),
+    IS(0, 5, 0),
+    LOAD(args[2]),
+    IS(0, 0, 2),
+    LOAD_UPPER_HALF(args[2]),
+    IS(0, 1, 0),
     REFUSE(EPERM),
     ALLOW,
     ALLOW,

@@ -10,8 +10,8 @@
  * it, and ADOPT takes one in from another sandbox.
  *
  * PREPARE and ATTACH are the same for a container: started on the host, by root, this program makes the
- * overlay of host directories there, ahead of time, and enters the container's mount namespace only to
- * put it in place.
+ * overlay of host directories there, ahead of time and with all that the container has mounted, and enters
+ * the container's mount namespace only to put it in place.
  */
 #define _GNU_SOURCE
 #include "rock_init.h"
@@ -32,6 +32,7 @@
 #define MAX_DIFFERENCES 20
 
 struct hidden hidden = {.root = NO_FD};
+static struct taken_mounts taken;
 
 struct overlay {
     int lowers[MAX_LAYERS];
@@ -144,9 +145,12 @@ int handle_swap(int conn, const struct frame *frame) {
     int root = failed ? NO_FD : open_directory(hidden.root, "next");
     int table = open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
     if (!failed && (root < 0 || table < 0)) failed = "new root";
-    if (!failed) failed = replace_root(root, table);
+    if (!failed) failed = take_mounts(table, &taken);
+    if (!failed) failed = furnish(root, &taken);
+    if (!failed) failed = put_root(root);
     if (!failed) return reply_swapped(conn, overlay.storage);
     int error = errno;
+    if (root >= 0 && !fchdir(hidden.root)) umount2("next", MNT_DETACH | UMOUNT_NOFOLLOW);
     if (overlay.storage >= 0) drop_layer(number);
     errno = error;
     return fail(conn, failed);
@@ -191,15 +195,27 @@ int handle_adopt(int conn, const struct frame *frame) {
     return send_frame(conn, REP_DONE, NULL, 0, NO_FD) ? 1 : 0;
 }
 
-/* text storage directory | u32 n, n texts: directories below, the topmost first; answered with a
- * descriptor of the overlay, mounted nowhere yet */
+/* What a container has mounted, taken from within and put into `root` out here. */
+static const char *furnish_from(int namespace, int mountinfo, int root) {
+    int own = open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC);
+    if (own < 0 || setns(namespace, CLONE_NEWNS)) return "enter the container";
+    const char *failed = take_mounts(mountinfo, &taken);
+    int error = errno;
+    if (setns(own, CLONE_NEWNS)) return "leave the container";
+    errno = error;
+    return failed ? failed : furnish(root, &taken);
+}
+
+/* text storage directory | u32 n, n texts: directories below, the topmost first; descriptors: a mount
+ * namespace, the mountinfo of a process in it. Answered with a descriptor of the root, complete and
+ * mounted nowhere yet */
 int handle_prepare(int conn, const struct frame *frame) {
     struct reader reader = reader_of(frame);
     struct writer writer = {.size = 0};
     struct overlay overlay = {.options = "volatile,index=off"};
     char *storage = get_text(&reader), **lowers = get_texts(&reader, &overlay.lower_count);
     errno = EINVAL;
-    if (reader.bad || !overlay.lower_count || overlay.lower_count > MAX_LAYERS)
+    if (reader.bad || !overlay.lower_count || overlay.lower_count > MAX_LAYERS || frame->fd_count != 2)
         return fail(conn, "prepare");
     /* In a mount namespace of this process alone: nobody else on the host sees the mount. */
     if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL))
@@ -212,18 +228,23 @@ int handle_prepare(int conn, const struct frame *frame) {
     if (overlay.storage < 0 || fchdir(overlay.storage) || mkdir("m", 0700))
         return fail(conn, "storage");
     if (mount_overlay(&overlay, "m")) return fail(conn, "overlay");
-    int root = (int)syscall(CALL_OPEN_TREE, AT_FDCWD, "m", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
+    int root = open_directory(overlay.storage, "m");
     if (root < 0) return fail(conn, "new root");
+    const char *failed = furnish_from(frame->fds[0], frame->fds[1], root);
+    if (failed) return fail(conn, failed);
+    int tree = (int)syscall(CALL_OPEN_TREE, root, "",
+                            OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE | AT_EMPTY_PATH);
+    if (tree < 0) return fail(conn, "new root");
     put_u64(&writer, 0);
-    return send_frame(conn, REP_FD, writer.bytes, writer.size, root) ? 1 : 0;
+    return send_frame(conn, REP_FD, writer.bytes, writer.size, tree) ? 1 : 0;
 }
 
-/* descriptors: what PREPARE has given, a mount namespace, the mountinfo of a process in it */
+/* descriptors: what PREPARE has given, the mount namespace it was made for */
 int handle_attach(int conn, const struct frame *frame) {
     errno = EINVAL;
-    if (frame->fd_count != 3) return fail(conn, "attach");
+    if (frame->fd_count != 2) return fail(conn, "attach");
     if (setns(frame->fds[1], CLONE_NEWNS)) return fail(conn, "enter the container");
-    const char *failed = replace_root(frame->fds[0], frame->fds[2]);
+    const char *failed = put_root(frame->fds[0]);
     if (failed) return fail(conn, failed);
     return send_frame(conn, REP_DONE, NULL, 0, NO_FD) ? 1 : 0;
 }

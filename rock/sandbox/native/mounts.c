@@ -25,6 +25,7 @@ enum step_kind {
     STEP_TMPFS = 'T',   /* of `text` bytes */
     STEP_BIND = 'B',    /* the host path `text` itself; mode 1: read-only, 2: a device */
 };
+#define MAX_TERMINALS "128" /* the host has some thousands, for everybody */
 #define BIND_READ_ONLY 1u
 #define BIND_DEVICE 2u
 
@@ -203,7 +204,7 @@ static void mount_kernel_views(void) {
     close(settings);
     make_directories("dev/pts", 0755);
     check(mount("devpts", "dev/pts", "devpts", MS_NOSUID | MS_NOEXEC,
-                "newinstance,ptmxmode=0666,mode=0620"),
+                "newinstance,ptmxmode=0666,mode=0620,max=" MAX_TERMINALS),
           "mount", "/dev/pts");
 }
 

@@ -38,6 +38,7 @@
 #define WINDOW (256u * 1024)
 #define CHUNK (32u * 1024)
 #define ENOUGH_OUT (512u * 1024)
+#define TOO_MUCH_OUT (8u * 1024 * 1024)
 #define ACCEPTED 0x80000000u
 
 enum mux_type {
@@ -79,6 +80,7 @@ struct mux {
 };
 
 static void append(struct bytes *bytes, const void *data, size_t size) {
+    if (!size) return; /* memcpy wants real pointers, also for nothing */
     if (bytes->from == bytes->to) bytes->from = bytes->to = 0;
     if (bytes->to + size > bytes->room && bytes->from) {
         memmove(bytes->data, bytes->data + bytes->from, bytes->to - bytes->from);
@@ -382,7 +384,8 @@ static int is_over(const struct tunnel *tunnel) {
 
 static nfds_t fill_polls(struct mux *mux) {
     nfds_t count = 2;
-    mux->polls[0] = (struct pollfd){mux->in, POLLIN, 0};
+    /* A client that does not read what it is answered is not listened to for a while. */
+    mux->polls[0] = (struct pollfd){left_in(&mux->to_send) > TOO_MUCH_OUT ? NO_FD : mux->in, POLLIN, 0};
     mux->polls[1] = (struct pollfd){left_in(&mux->to_send) ? mux->out : NO_FD, POLLOUT, 0};
     for (size_t t = 0; t < mux->count; t++) {
         struct tunnel *tunnel = mux->tunnels[t];

@@ -1,9 +1,10 @@
 /* Another root directory in place of the present one, for every process of a mount namespace.
  *
- * The new root is a mount of its own (an overlay, see layers.c). It is put on top of the present one,
- * gets everything that is mounted there in the same places, and takes its place by pivot_root, which
- * takes the processes with it. What was writable beside the root is made anew or made read-only:
- * /dev/shm is an empty tmpfs, /dev itself can no longer be written to.
+ * The new root is a mount of its own (an overlay, see layers.c). First it gets everything that is mounted
+ * below the present one, in the same places (take_mounts, furnish); that may be done ahead, and in another
+ * namespace. Then it is put on top of the present one and takes its place by pivot_root, which takes the
+ * processes with it (put_root). What was writable beside the root is made anew or made read-only: /dev/shm
+ * is an empty tmpfs, /dev itself can no longer be written to.
  *
  * Paths below the new root are walked without following links: its content may be an agent's.
  */
@@ -20,7 +21,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define MAX_MOUNTS 512
 #define MAX_TABLE_BYTES (1024 * 1024)
 #define SHM_OPTIONS "mode=1777,size=64m"
 
@@ -94,16 +94,13 @@ static int open_place(int root, const char *path, int directory) {
     return fd;
 }
 
-static int carry_over(int root, const char *path) {
+static int put_mount(int root, const struct taken_mount *mount) {
     struct stat info;
-    int place = -1, tree = (int)syscall(CALL_OPEN_TREE, AT_FDCWD, path,
-                                        OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE);
-    if (tree < 0) return -1;
-    if (fstat(tree, &info) == 0) place = open_place(root, path, S_ISDIR(info.st_mode));
-    int failed = place < 0 || (int)syscall(CALL_MOVE_MOUNT, tree, "", place, "",
+    int place = -1;
+    if (fstat(mount->tree, &info) == 0) place = open_place(root, mount->path, S_ISDIR(info.st_mode));
+    int failed = place < 0 || (int)syscall(CALL_MOVE_MOUNT, mount->tree, "", place, "",
                                            MOVE_FROM_EMPTY_PATH | MOVE_TO_EMPTY_PATH);
     int error = errno;
-    close(tree);
     if (place >= 0) close(place);
     errno = error;
     return failed ? -1 : 0;
@@ -118,29 +115,44 @@ static int renew_dev(void) {
                         sizeof read_only);
 }
 
-static const char *fill(int root, const struct mount_entry *entries, size_t count, unsigned present) {
-    for (size_t i = 0; i < count; i++) {
-        if (entries[i].parent != present || !strcmp(entries[i].path, "/")) continue;
-        if (carry_over(root, entries[i].path)) return entries[i].path;
-    }
-    return renew_dev() ? "/dev" : NULL;
-}
-
-/* Returns NULL, or what failed, with errno set; the present root is then still in its place. */
-const char *replace_root(int root, int mountinfo) {
+/* Copies of what is mounted on the root of this namespace, whose table `mountinfo` is. */
+const char *take_mounts(int mountinfo, struct taken_mounts *taken) {
     static struct mount_entry entries[MAX_MOUNTS];
     unsigned present = 0;
     char *text = read_table(mountinfo);
     size_t count = text ? parse_table(text, entries) : 0;
     for (size_t i = 0; i < count; i++)
         if (!strcmp(entries[i].path, "/")) present = entries[i].id;
+    errno = EINVAL;
+    if (!present || count == MAX_MOUNTS) return "mount table";
+    taken->count = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (entries[i].parent != present || !strcmp(entries[i].path, "/")) continue;
+        struct taken_mount *mount = &taken->mounts[taken->count];
+        mount->path = entries[i].path;
+        mount->tree = (int)syscall(CALL_OPEN_TREE, AT_FDCWD, mount->path,
+                                   OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE);
+        if (mount->tree < 0) return mount->path;
+        taken->count++;
+    }
+    return NULL;
+}
+
+/* Puts them in their places below `root`, a mount of this namespace, which becomes the working directory. */
+const char *furnish(int root, const struct taken_mounts *taken) {
+    for (size_t i = 0; i < taken->count; i++)
+        if (put_mount(root, &taken->mounts[i])) return taken->mounts[i].path;
+    if (fchdir(root)) return "new root";
+    return renew_dev() ? "/dev" : NULL;
+}
+
+/* `root` is a mount that is furnished. If this fails, the present root is still in its place. */
+const char *put_root(int root) {
     /* Kept until this process ends, after its answer: freeing a root that was written to takes time. */
     int old = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
-    errno = EINVAL;
-    if (old < 0 || !present || count == MAX_MOUNTS) return "mount table";
+    if (old < 0) return "old root";
     if (syscall(CALL_MOVE_MOUNT, root, "", AT_FDCWD, "/", MOVE_FROM_EMPTY_PATH)) return "new root";
-    if (fchdir(root)) return "new root";
-    const char *failed = fill(root, entries, count, present);
+    const char *failed = fchdir(root) ? "new root" : NULL;
     if (!failed && syscall(SYS_pivot_root, ".", ".")) failed = "pivot_root";
     int error = errno;
     /* The old root lies on the new one now; or, if something failed, the new one on the old one. */

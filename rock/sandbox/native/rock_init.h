@@ -218,7 +218,19 @@ enum { CALL_OPEN_TREE = 428, CALL_MOVE_MOUNT = 429, CALL_MOUNT_SETATTR = 442 };
 struct mount_attributes {
     uint64_t set, clear, propagation, userns;
 };
-const char *replace_root(int root, int mountinfo);
+#define MAX_MOUNTS 512
+struct taken_mount {
+    int tree; /* a mount that is nowhere yet, with all below it */
+    const char *path;
+};
+struct taken_mounts {
+    struct taken_mount mounts[MAX_MOUNTS];
+    size_t count;
+};
+/* Each returns NULL, or what failed, with errno set. */
+const char *take_mounts(int mountinfo, struct taken_mounts *taken);
+const char *furnish(int root, const struct taken_mounts *taken);
+const char *put_root(int root);
 struct hidden {
     int root; /* where layers hang: below the root directory, out of reach; or NO_FD */
     uint64_t bytes, inodes; /* bounds of one layer */

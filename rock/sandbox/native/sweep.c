@@ -60,18 +60,25 @@ static int next_process(DIR *proc, struct seen *seen, int spare_handlers) {
     return 0;
 }
 
-static uint32_t count_processes(struct writer *names, int spare_handlers) {
+struct tally {
+    uint32_t commands; /* processes of commands */
+    uint32_t all;      /* and the helper's own that were there before this one */
+};
+
+static struct tally count_processes(struct writer *names) {
     struct seen seen;
-    uint32_t count = 0;
+    struct tally tally = {0, 0};
+    pid_t own = getsid(1);
     DIR *proc = opendir("/proc");
-    while (proc && next_process(proc, &seen, spare_handlers)) {
+    while (proc && next_process(proc, &seen, 0)) {
         char text[64];
         snprintf(text, sizeof text, "%d %s", seen.pid, seen.name);
-        if (names && count < MAX_NAMED) put_text(names, text);
-        count++;
+        if (names && tally.all < MAX_NAMED) put_text(names, text);
+        tally.all++;
+        tally.commands += seen.session != own;
     }
     if (proc) closedir(proc);
-    return count;
+    return tally;
 }
 
 /* System V objects outlive processes. Only their owner may remove them, so we become that. */
@@ -99,24 +106,26 @@ static void remove_shared(const char *table, int uid_column, char kind) {
 }
 
 /* Ends every process but PID 1 and this one. kill(-1) reaches also those that are being born: a fork
- * looks for signals before the child exists. */
+ * looks for signals before the child exists. Looking is dear, and dying takes them a moment. */
 int handle_sweep(int conn, const struct frame *frame) {
-    struct writer writer = {.size = 0}, names = {.size = 0};
+    struct writer writer = {.size = 0}, names;
     int64_t deadline = now_ns() + BOUND_NS;
-    uint32_t found = count_processes(NULL, 1), left = count_processes(NULL, 0);
+    struct tally left = count_processes(NULL);
+    uint32_t found = left.commands;
     (void)frame;
     if (!is_init) return reply_error(conn, STAGE_PROCESS, ENOTSUP, "not PID 1 of a sandbox") ? 1 : 0;
-    while (left && now_ns() < deadline) {
+    names.size = 0;
+    while (left.all && now_ns() < deadline) {
         kill(-1, SIGKILL);
-        nap_ns(100000);
-        left = count_processes(NULL, 0);
+        nap_ns(200000);
+        names.size = 0;
+        left = count_processes(&names);
     }
     remove_shared("/proc/sysvipc/shm", 7, 'm');
     remove_shared("/proc/sysvipc/sem", 4, 's');
     remove_shared("/proc/sysvipc/msg", 7, 'q');
-    left = count_processes(&names, 0);
     put_u32(&writer, found);
-    put_u32(&writer, left < MAX_NAMED ? left : MAX_NAMED);
+    put_u32(&writer, left.all < MAX_NAMED ? left.all : MAX_NAMED);
     if (writer.size + names.size > sizeof writer.bytes) return 1;
     memcpy(writer.bytes + writer.size, names.bytes, names.size);
     writer.size += names.size;
@@ -155,6 +164,6 @@ int handle_freeze(int conn, const struct frame *frame) {
 int handle_count(int conn, const struct frame *frame) {
     struct writer writer = {.size = 0};
     (void)frame;
-    put_u32(&writer, count_processes(NULL, 1));
+    put_u32(&writer, count_processes(NULL).commands);
     return send_frame(conn, REP_DONE, writer.bytes, writer.size, NO_FD) ? 1 : 0;
 }

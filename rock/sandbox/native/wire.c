@@ -27,7 +27,8 @@
  *     COUNT  nothing; DONE u32 processes
  *     SWAP   u32 new layer | u32 n, n u32 layers below; DONE texts already in it     DROP, TREE  u32 layer
  *     ADOPT  u32 layer; descriptor: its mount
- *     PREPARE  text storage | texts below; FD a root      ATTACH  descriptors: root, mount namespace, mountinfo
+ *     PREPARE  text storage | texts below, descriptors: mount namespace, mountinfo; FD a root
+ *     ATTACH  descriptors: root, mount namespace
  *     STORE  text file | text directory          UNSTORE  text directory
  *     DIR, FILE  text path | u32 mode   LINK  text path | text destination   DATA  bytes to the end
  *     STARTED u32 pid in the sandbox

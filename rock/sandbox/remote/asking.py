@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import aiohttp
 
-from rock.errors import ProviderUnavailable, SandboxDied
+from rock.errors import ProviderAway, ProviderUnavailable, SandboxDied
 from rock.sandbox import api
 from rock.sandbox.box.variables import EnvChanges
 
@@ -20,8 +20,8 @@ _CALL_SECONDS = 120.0
 REMEDY = "start one with `rock sandbox serve`, and give its address and its key"
 
 
-class Api:
-    """Requests to one server."""
+class ServerRequests:
+    """Requests to one server, and the streams to the sandboxes there."""
 
     def __init__(self, url: str, key: str, socket: Path | None) -> None:
         self.url = url.rstrip("/")
@@ -53,7 +53,7 @@ class Api:
             async with self.session.request(method, self.url + path, data=data) as answer:
                 content = await answer.read()
         except (aiohttp.ClientError, TimeoutError) as exc:
-            raise ProviderUnavailable(
+            raise ProviderAway(
                 f"no sandbox server answers at {self.url} ({exc}); {REMEDY}"
             ) from exc
         if answer.status >= 400:

@@ -18,7 +18,7 @@ from pathlib import Path
 from aiohttp import web
 
 from rock.errors import SandboxError
-from rock.sandbox import rundir
+from rock.sandbox import host_dirs
 from rock.sandbox.base import Provider
 from rock.sandbox.owner import Owner, wall_seconds
 from rock.sandbox.remote.remote import RemoteProvider
@@ -36,7 +36,9 @@ _CLOSE_SECONDS = 2.0
 async def opened(provider: Provider, *, base: Path | None = None) -> AsyncGenerator[Path | None]:
     """The door's socket while the block lasts; None, with a warning, where none can be made."""
     try:
-        folder = rundir.make(base or rundir.default_base(), rundir.own_name(KIND), Owner.current())
+        folder = host_dirs.make(
+            base or host_dirs.default_base(), host_dirs.own_name(KIND), Owner.current()
+        )
     except (SandboxError, OSError) as exc:
         log.warning("`rock sandbox` will not see these sandboxes: %s", exc)
         yield None
@@ -53,7 +55,7 @@ async def opened(provider: Provider, *, base: Path | None = None) -> AsyncGenera
             finally:
                 await runner.cleanup()
     finally:
-        rundir.remove(folder)
+        host_dirs.remove(folder)
 
 
 async def _listen(runner: web.AppRunner, path: Path) -> Path | None:
@@ -67,8 +69,8 @@ async def _listen(runner: web.AppRunner, path: Path) -> Path | None:
 
 def doors(base: Path | None = None) -> list[RemoteProvider]:
     """Clients of the harnesses of this user that run now; the caller closes them."""
-    base = base or rundir.default_base()
-    dead = set(rundir.orphans(base, now_seconds=wall_seconds()))
+    base = base or host_dirs.default_base()
+    dead = set(host_dirs.orphans(base, now_seconds=wall_seconds()))
     return [
         RemoteProvider("http://harness", "", lease_seconds=0.0, socket=path)
         for path in sorted(base.glob(f"{KIND}-*/{_SOCKET}"))

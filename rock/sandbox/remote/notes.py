@@ -21,7 +21,7 @@ MAX_WAITING = 5000
 _CLOSE_SECONDS = 5.0
 
 
-class Notes:
+class NoteSink:
     """A log's sink. `flush` sends what waits; `close`, too, and nothing is taken any more."""
 
     def __init__(self, send: Callable[[list[LogEntry]], Awaitable[None]]) -> None:

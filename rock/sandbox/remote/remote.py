@@ -35,8 +35,8 @@ from rock.sandbox.channel.recorder import Recorder
 from rock.sandbox.command import Death, DeathCause
 from rock.sandbox.ending import to_the_end
 from rock.sandbox.logs import LogEntry, LogPage
-from rock.sandbox.remote.asking import REMEDY, Api
-from rock.sandbox.remote.notes import Notes
+from rock.sandbox.remote.asking import REMEDY, ServerRequests
+from rock.sandbox.remote.notes import NoteSink
 from rock.sandbox.state import Capability, Changes, Held, ResetReceipt, Snapshot
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ _BEATS_PER_LEASE = 4
 class _Snapshots:
     """Snapshots that the server keeps for one provider, each until it is released here."""
 
-    def __init__(self, server: Api, lease_seconds: float) -> None:
+    def __init__(self, server: ServerRequests, lease_seconds: float) -> None:
         self._server = server
         self._lease_seconds = lease_seconds
         self.kept: set[str] = set()
@@ -98,7 +98,7 @@ class RemoteSandbox(ChannelSandbox):
 
     def __init__(
         self,
-        server: Api,
+        server: ServerRequests,
         info: api.SandboxInfo,
         box: Box,
         snapshots: _Snapshots,
@@ -123,7 +123,7 @@ class RemoteSandbox(ChannelSandbox):
         self._server = server
         self._snapshots = snapshots
         self.env_changes = env_changes
-        self._notes = Notes(functools.partial(self._send_notes, info.id))
+        self._notes = NoteSink(functools.partial(self._send_notes, info.id))
         self.recorder = Recorder(self._notes, "client")
 
     async def _send_notes(self, sandbox_id: str, entries: list[LogEntry]) -> None:
@@ -235,7 +235,7 @@ class RemoteProvider(Provider):
         self, url: str, key: str, *, lease_seconds: float = 60.0, socket: Path | None = None
     ) -> None:
         """`socket` is a unix socket on which the server of `url` is reached (`door`)."""
-        self._server = Api(url, key, socket)
+        self._server = ServerRequests(url, key, socket)
         self._lease_seconds = lease_seconds
         self._sandboxes: dict[str, RemoteSandbox] = {}
         self._snapshots = _Snapshots(self._server, lease_seconds)

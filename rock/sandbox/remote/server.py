@@ -2,7 +2,7 @@
 
 Whoever has the key can do with a sandbox what its owner can, and with this host no more: host directories
 are mounted only if the server was told that they may be. A sandbox whose client has gone is stopped when
-its lease runs out. Handlers parse, call and render; errors become answers in one place.
+its lease runs out. Handlers parse, call and render (`translating`); errors become answers in one place.
 """
 
 from __future__ import annotations
@@ -14,27 +14,26 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TypeVar
 
-from aiohttp import WSCloseCode, WSMsgType, web
+from aiohttp import WSCloseCode, web
 
 import rock
-from rock.errors import (
-    BadRequest,
-    ConfigError,
-    NotFound,
-    PayloadTooLarge,
-    RockError,
-    SandboxDied,
-    SandboxError,
-    Unauthorized,
-)
+from rock.errors import ConfigError, RockError, SandboxError, Unauthorized
 from rock.sandbox import api
 from rock.sandbox.base import Provider, SandboxSpec
 from rock.sandbox.box.channel_sandbox import ChannelSandbox
-from rock.sandbox.command import Overflow
+from rock.sandbox.remote.relay import relayed
 from rock.sandbox.remote.served import Book, OwnBook, Served, get
 from rock.sandbox.remote.snapshot_book import SnapshotBook
+from rock.sandbox.remote.translating import (
+    http_error,
+    json_answer,
+    mode_in,
+    number_in,
+    overflow_of,
+    path_in,
+    refusal,
+)
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +41,6 @@ MAX_BODY_BYTES = 256 * 1024 * 1024
 MAX_WAIT_SECONDS = 30.0
 MAX_NOTES = 10_000
 _SWEEP_SECONDS = 1.0
-Number = TypeVar("Number", int, float)
-_RELAY_BYTES = 256 * 1024
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -157,18 +154,11 @@ class SandboxServer:
             self._check_key(request)
             return await handler(request)
         except RockError as exc:
-            return _refusal(exc, exc.status)
+            return refusal(exc, exc.status)
         except web.HTTPException as exc:  # the library's own: no such path, a body too large
             if exc.status < 400:
                 raise
-            return _refusal(self._as_ours(exc), exc.status)
-
-    def _as_ours(self, error: web.HTTPException) -> RockError:
-        if error.status == 404:
-            return NotFound("there is no such path; GET /openapi.json lists them")
-        if error.status == 413:
-            return PayloadTooLarge(f"the body is over {self._max_body_bytes} bytes")
-        return BadRequest(f"{error.reason}; GET /openapi.json says what is taken")
+            return refusal(http_error(exc, self._max_body_bytes), exc.status)
 
     def _check_key(self, request: web.Request) -> None:
         if self._key is None:
@@ -194,11 +184,11 @@ class SandboxServer:
         )
 
     async def _document(self, request: web.Request) -> web.Response:
-        return _json(api.document(rock.__version__))
+        return json_answer(api.document(rock.__version__))
 
     async def _health(self, request: web.Request) -> web.Response:
         found = await self._provider.probe()
-        return _json(
+        return json_answer(
             api.Health(
                 provider=self._provider.name,
                 available=found.available,
@@ -209,7 +199,7 @@ class SandboxServer:
         )
 
     async def _list(self, request: web.Request) -> web.Response:
-        return _json([self._info(name, served) for name, served in self._served])
+        return json_answer([self._info(name, served) for name, served in self._served])
 
     async def _create(self, request: web.Request) -> web.Response:
         asked = api.decode(await request.read(), api.CreateRequest)
@@ -222,18 +212,18 @@ class SandboxServer:
             raise SandboxError(f"the provider {self._provider.name} cannot be served")
         sandbox.recorder.by = "server"
         served = Served(sandbox, asked.lease_seconds)
-        return _json(self._info(self._served.add(served), served))
+        return json_answer(self._info(self._served.add(served), served))
 
     def _check_mounts(self, spec: SandboxSpec) -> None:
         if spec.mounts and not self._allow_mounts:
             raise ConfigError("mounts: this server shows none of its host's directories")
 
     async def _show(self, request: web.Request) -> web.Response:
-        return _json(self._info(request.match_info["id"], self._of(request)))
+        return json_answer(self._info(request.match_info["id"], self._of(request)))
 
     async def _stop(self, request: web.Request) -> web.Response:
         await self._forget(request.match_info["id"])
-        return _json({})
+        return json_answer({})
 
     async def _exec(self, request: web.Request) -> web.Response:
         asked = api.decode(await request.read(), api.ExecRequestBody)
@@ -246,35 +236,35 @@ class SandboxServer:
             user=asked.user,
             stdin=asked.stdin,
             output_limit_bytes=asked.output_limit_bytes,
-            overflow=_overflow(asked.overflow),
+            overflow=overflow_of(asked.overflow),
         )
         served.seen = time.monotonic()
-        return _json(result)
+        return json_answer(result)
 
     async def _log(self, request: web.Request) -> web.Response:
         # Whoever watches a sandbox does not keep it.
         sandbox = self._of(request, renews=False).sandbox
-        tail = _number(request, "tail", int)
-        wait = min(_number(request, "wait_seconds", float) or 0.0, MAX_WAIT_SECONDS)
+        tail = number_in(request, "tail", int)
+        wait = min(number_in(request, "wait_seconds", float) or 0.0, MAX_WAIT_SECONDS)
         after = request.query.get("after", "")
-        return _json(await sandbox.read_log(after=after, tail=tail, wait_seconds=wait))
+        return json_answer(await sandbox.read_log(after=after, tail=tail, wait_seconds=wait))
 
     async def _note(self, request: web.Request) -> web.Response:
         notes = api.decode(await request.read(), api.Notes)
         sink = self._of(request).sandbox.recorder.sink
         for entry in notes.entries[:MAX_NOTES]:
             sink.add(api.bounded(entry))
-        return _json({})
+        return json_answer({})
 
     async def _env(self, request: web.Request) -> web.Response:
-        return _json(_variables(self._of(request).sandbox))
+        return json_answer(_variables(self._of(request).sandbox))
 
     async def _change_env(self, request: web.Request) -> web.Response:
         asked = api.decode(await request.read(), api.EnvRequest)
         served = self._of(request)
         await served.sandbox.set_env(asked.changes)
         await self._tell_env(served)
-        return _json(_variables(served.sandbox))
+        return json_answer(_variables(served.sandbox))
 
     async def _tell_env(self, served: Served) -> None:
         """Every client builds the environment of its commands by itself."""
@@ -283,36 +273,32 @@ class SandboxServer:
                 await socket.send_str(_changes(served.sandbox))
 
     async def _processes(self, request: web.Request) -> web.Response:
-        return _json(await self._of(request).sandbox.list_processes())
+        return json_answer(await self._of(request).sandbox.list_processes())
 
     async def _read(self, request: web.Request) -> web.Response:
-        data = await self._of(request).sandbox.read_file(_path(request))
+        data = await self._of(request).sandbox.read_file(path_in(request))
         return web.Response(body=data, content_type="application/octet-stream")
 
     async def _write(self, request: web.Request) -> web.Response:
-        try:
-            mode = int(request.query.get("mode", "644"), 8)
-        except ValueError:
-            raise BadRequest("mode: expected an octal number", param="mode") from None
-        sandbox = self._of(request).sandbox
-        await sandbox.write_file(_path(request), await request.read(), mode=mode)
-        return _json({})
+        mode, sandbox = mode_in(request), self._of(request).sandbox
+        await sandbox.write_file(path_in(request), await request.read(), mode=mode)
+        return json_answer({})
 
     async def _death(self, request: web.Request) -> web.Response:
-        return _json(await self._of(request).sandbox.death())
+        return json_answer(await self._of(request).sandbox.death())
 
     async def _renew(self, request: web.Request) -> web.Response:
         self._of(request)
-        return _json({})
+        return json_answer({})
 
     async def _reset(self, request: web.Request) -> web.Response:
         served = self._of(request)
         receipt = await served.sandbox.reset()
         await self._tell_env(served)
-        return _json(receipt)
+        return json_answer(receipt)
 
     async def _diff(self, request: web.Request) -> web.Response:
-        return _json(await self._of(request).sandbox.diff())
+        return json_answer(await self._of(request).sandbox.diff())
 
     async def _snapshot(self, request: web.Request) -> web.Response:
         asked = api.decode(await request.read(), api.SnapshotRequest)
@@ -320,16 +306,16 @@ class SandboxServer:
         self._snapshots.check_room()
         snapshot = await served.sandbox.snapshot()
         kept = self._snapshots.keep(snapshot, sandbox=name, lease_seconds=asked.lease_seconds)
-        return _json(api.SnapshotInfo(id=kept, sandbox=name, age_seconds=0.0))
+        return json_answer(api.SnapshotInfo(id=kept, sandbox=name, age_seconds=0.0))
 
     async def _restore(self, request: web.Request) -> web.Response:
         asked = api.decode(await request.read(), api.RestoreRequest)
         kept = self._snapshots.get(asked.snapshot)
-        return _json(await self._of(request).sandbox.restore(kept.snapshot))
+        return json_answer(await self._of(request).sandbox.restore(kept.snapshot))
 
     async def _list_snapshots(self, request: web.Request) -> web.Response:
         now = time.monotonic()
-        return _json(
+        return json_answer(
             [
                 api.SnapshotInfo(id=name, sandbox=kept.sandbox, age_seconds=now - kept.born)
                 for name, kept in self._snapshots
@@ -338,48 +324,31 @@ class SandboxServer:
 
     async def _drop_snapshot(self, request: web.Request) -> web.Response:
         self._snapshots.drop(request.match_info["id"])
-        return _json({})
+        return json_answer({})
 
     async def _renew_snapshot(self, request: web.Request) -> web.Response:
         self._snapshots.get(request.match_info["id"])
-        return _json({})
+        return json_answer({})
 
     async def _pause(self, request: web.Request) -> web.Response:
         await self._of(request).sandbox.pause()
-        return _json({})
+        return json_answer({})
 
     async def _resume(self, request: web.Request) -> web.Response:
         await self._of(request).sandbox.resume()
-        return _json({})
+        return json_answer({})
 
     async def _channel(self, request: web.Request) -> web.StreamResponse:
-        """Bytes both ways between a WebSocket and a tunnel to the helper, each at the other's pace."""
+        """A stream to the helper; as long as there is one, the lease does not run."""
         served = self._of(request)
         conn = await served.sandbox.channel.tunnel()
-        loop = asyncio.get_running_loop()
         socket = web.WebSocketResponse(max_msg_size=0, heartbeat=30.0)
         served.sockets.add(socket)
         self._sockets.add(socket)
         try:
             await socket.prepare(request)
             await socket.send_str(_changes(served.sandbox))
-
-            async def out() -> None:
-                with contextlib.suppress(OSError):
-                    while data := await loop.sock_recv(conn, _RELAY_BYTES):
-                        await socket.send_bytes(data)
-                await socket.close()
-
-            sending = asyncio.ensure_future(out())
-            try:
-                async for message in socket:
-                    if message.type is WSMsgType.BINARY:
-                        await loop.sock_sendall(conn, message.data)
-            except OSError:
-                pass  # the sandbox has gone: the client sees the end of the stream
-            finally:
-                sending.cancel()
-                await asyncio.gather(sending, return_exceptions=True)
+            await relayed(socket, conn)
         finally:
             conn.close()
             self._sockets.discard(socket)
@@ -388,50 +357,12 @@ class SandboxServer:
         return socket
 
 
-def _json(value: object, *, status: int = 200) -> web.Response:
-    return web.Response(body=api.encode(value), status=status, content_type="application/json")
-
-
-def _refusal(error: RockError, status: int) -> web.Response:
-    cause = error.cause if isinstance(error, SandboxDied) else None
-    body = api.ErrorBody(code=error.code, message=error.message, cause=cause)
-    return _json(body, status=status)
-
-
 def _variables(sandbox: ChannelSandbox) -> api.Variables:
     return api.Variables(variables=sandbox.environment(), changes=dict(sandbox.env_changes))
 
 
 def _changes(sandbox: ChannelSandbox) -> str:
     return api.encode(api.EnvRequest(changes=dict(sandbox.env_changes))).decode()
-
-
-def _number(request: web.Request, name: str, kind: Callable[[str], Number]) -> Number | None:
-    text = request.query.get(name)
-    if text is None:
-        return None
-    try:
-        found = kind(text)
-    except ValueError:
-        found = None
-    if found is None or not 0 <= found < 1e9:
-        raise BadRequest(f"{name}: got {text[:40]!r}, expected a number from 0", param=name)
-    return found
-
-
-def _path(request: web.Request) -> str:
-    path = request.query.get("path", "")
-    if not path:
-        raise BadRequest("path: missing", param="path")
-    return path
-
-
-def _overflow(given: str) -> Overflow:
-    if given == "kill":
-        return "kill"
-    if given == "truncate":
-        return "truncate"
-    raise BadRequest(f"overflow: got {given!r}, expected kill or truncate", param="overflow")
 
 
 @asynccontextmanager

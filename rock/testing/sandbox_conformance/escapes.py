@@ -27,7 +27,7 @@ from rock.testing.sandbox_conformance.subject import (
 CHECKS = Suite()
 
 _CALLS = r"""
-import ctypes, json, os, platform, socket
+import ctypes, fcntl, json, os, platform, resource, socket, struct
 libc = ctypes.CDLL(None, use_errno=True)
 arm = platform.machine() == "aarch64"
 def call(name, x86, generic, *arguments):
@@ -42,6 +42,8 @@ def python(name, work):
 zero = ctypes.create_string_buffer(4096)
 here = (ctypes.c_size_t * 2)(ctypes.addressof(zero), 8)
 there = (ctypes.c_size_t * 2)(0x400000, 8)
+few = struct.pack("QQ", 50, 50)
+tty = os.openpty()[1]
 new = 0x10000000, 0x20000, 0x20000000, 0x40000000, 0x08000000, 0x04000000, 0x02000000
 tried = [
     *(call(f"unshare {flag:#x}", 272, 97, flag) for flag in new),
@@ -51,9 +53,14 @@ tried = [
     call("chroot", 161, 51, b"/tmp"),
     call("setns to PID 1", 308, 268, os.open("/proc/self/ns/net", os.O_RDONLY), 0),
     call("open_tree clone", 428, 428, -100, b"/", 1),
+    call("open_tree_attr clone", 467, 467, -100, b"/", 1, zero, 32),
     call("fsopen", 430, 430, b"tmpfs", 0),
     call("clone3", 435, 435, zero, 88),
     call("ptrace attach 1", 101, 117, 16, 1, 0, 0),
+    call("ptrace attach the supervisor", 101, 117, 16, os.getppid(), 0, 0),
+    *(call(f"prlimit of {pid}", 302, 261, pid, 7, few, 0) for pid in (1, os.getppid())),
+    call("setpriority of 1", 141, 140, 0, 1, 19),
+    call("sched_setaffinity of 1", 203, 122, 1, 8, few),
     call("process_vm_readv 1", 310, 270, 1, here, 1, there, 1, 0),
     call("pidfd_getfd 1", 438, 438, libc.syscall(434, 1, 0), 0, 0),
     call("kcmp", 312, 272, 1, os.getpid(), 0, 0, 0),
@@ -67,6 +74,10 @@ tried = [
     call("open_by_handle_at", 304, 265, -100, zero, 0),
     call("init_module", 175, 105, zero, 4096, b""),
     call("kexec_load", 246, 104, 0, 0, 0, 0),
+    call("kexec_file_load", 320, 294, -1, -1, 0, 0, 0),
+    call("fanotify_init", 300, 262, 0, 0),
+    call("quotactl_fd", 443, 443, 0, 0, 0, 0),
+    None if arm else call("modify_ldt", 154, 0, 0, zero, 100),
     call("reboot", 169, 142, 0xfee1dead, 672274793, 0, 0),
     call("syslog", 103, 116, 3, zero, 4096),
     call("swapon", 167, 224, b"/tmp/x", 0),
@@ -78,6 +89,15 @@ tried = [
     python("packet socket", lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)),
     python("vsock", lambda: socket.socket(40, socket.SOCK_STREAM)),
     python("kernel ciphers", lambda: socket.socket(38, socket.SOCK_SEQPACKET)),
+    *(python(f"socket family {family}", lambda: socket.socket(family, kind))
+      for family in range(3, 64) if family not in (socket.AF_INET6, socket.AF_NETLINK)
+      for kind in (1, 2, 3, 5)),
+    python("TIPC pair", lambda: socket.socketpair(30, socket.SOCK_STREAM)),
+    *(python(f"line discipline {number}", lambda: fcntl.ioctl(tty, 0x5423, struct.pack("i", number)))
+      for number in range(30)),
+    python("be root", lambda: os.setuid(0)) if os.getuid() else None,
+    python("be the host's", lambda: os.setgroups([0, 42])),
+    "core dumps" if resource.getrlimit(resource.RLIMIT_CORE) != (1, 1) else None,
     python("priority", lambda: os.setpriority(os.PRIO_PROCESS, 0, -5)),
     python("real time", lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(10))),
     python("disk device", lambda: os.mknod("/tmp/disk", 0o60666, os.makedev(8, 0))),
@@ -171,6 +191,18 @@ s.sendall(b"\\1\\0\\0\\0P"); print(s.recv(100))
 
 
 @CHECKS
+async def nobody_takes_the_helpers_place(subject: Subject) -> None:
+    """Whoever could would be told what the harness does, and would answer for every command."""
+    script = (
+        "rm -f /rock/run/box.sock; mv /rock/run /rock/x; mv /rock /rocks; echo x >/rock/rock-init"
+    )
+    async with await subject.create() as box:
+        for user in (None, *await root_if_possible(box)):
+            await sh(box, script, user=user)
+            assert await output(box, "echo $((6 * 7))") == "42\n"
+
+
+@CHECKS
 async def the_metadata_address_is_not_reached(subject: Subject) -> None:
     async with await subject.create() as box:
         for address in ("169.254.169.254", "169.254.170.2", "100.100.100.200", "10.0.0.1"):
@@ -218,6 +250,59 @@ async def descriptors_run_out_for_the_command_only(subject: Subject) -> None:
             assert result.ok
             assert int(result.stdout) <= 64
         await _still_works(box)
+
+
+_USE_UP = r"""
+import array, ctypes, os, socket, time
+libc, kept, found = ctypes.CDLL(None), [], [0, 0]
+while len(kept) < 3000 and libc.inotify_init1(0) >= 0:
+    found[0] += 1
+try:
+    while found[1] < 1000:
+        kept += os.openpty()
+        found[1] += 1
+except OSError:
+    pass
+try:
+    for _ in range(20):
+        kept += socket.socketpair()
+        for _ in range(4):
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0] * 250))]
+            kept[-1].sendmsg([b"x"], rights)
+except OSError:
+    pass
+print(*found, flush=True)
+time.sleep(60)
+"""
+_USE_SOME = r"""
+import ctypes, os
+os.openpty()
+print(ctypes.CDLL(None).inotify_init1(0) >= 0)
+"""
+
+
+@CHECKS
+async def watches_terminals_and_descriptors_in_flight_run_out_for_one_sandbox_only(
+    subject: Subject,
+) -> None:
+    async with await subject.create() as box, await subject.create() as other:
+        if not await _has_python(box):
+            return
+        async with box.stream(["python3", "-c", _USE_UP], timeout_seconds=60) as greedy:
+            said = (await anext(greedy.events())).data.split()
+            await other.write_file("given", b"a descriptor went there")
+            assert await other.read_file("given") == b"a descriptor went there"
+            (await other.listen()).close()
+            if _shares_what_users_have(box):
+                return
+            assert int(said[1]) < 1000, said
+            result = await other.exec(["python3", "-c", _USE_SOME], timeout_seconds=20)
+            assert result.stdout == b"True\n", (said, result)
+
+
+def _shares_what_users_have(box: Sandbox) -> bool:
+    """Whether it says that the kernel counts with other sandboxes what it counts by user."""
+    return any("inotify" in missing for missing in box.not_enforced)
 
 
 @CHECKS

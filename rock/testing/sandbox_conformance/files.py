@@ -189,6 +189,42 @@ async def an_upload_that_cannot_be_is_a_typed_error(subject: Subject) -> None:
             assert (await sh(box, "cat file")).stdout == b"x\n"
 
 
+_LONG = "x" * 255
+_DEEP = "d" * 200
+
+
+@CHECKS
+async def what_no_ordinary_tree_has_comes_out_or_is_left_out(subject: Subject) -> None:
+    with host_folder() as folder:
+        async with await subject.create() as box:
+            script = (
+                "mkdir t && cd t && mkfifo pipe && ln -s loop loop && : >$1 && ln -s ../../../etc up"
+                "&& truncate -s 40M hole && echo end >>hole && ln hole hard && mkdir closed"
+                "&& echo x >closed/f && chmod 0 closed && printf x >\"$(printf '\\377\\033')\""
+            )
+            made = await box.exec(["sh", "-c", script, "sh", _LONG], timeout_seconds=20)
+            assert made.ok, made
+            await box.download("t", folder / "got")
+        names = {os.fsencode(path.name) for path in (folder / "got").iterdir()}
+        assert names == {b"loop", _LONG.encode(), b"up", b"hole", b"hard", b"closed", b"\xff\x1b"}
+        hole = (folder / "got" / "hole").stat()
+        assert (hole.st_size, hole.st_blocks * 512 < 10**6) == (40 * 1024**2 + 4, True)
+        assert (folder / "got" / "hard").read_bytes()[-5:] == b"\0end\n"
+
+
+@CHECKS
+async def a_tree_deeper_than_a_path_can_be_is_a_typed_error(subject: Subject) -> None:
+    with host_folder() as folder:
+        async with await subject.create() as box:
+            script = "mkdir t; cd t; for i in $(seq 30); do mkdir $1 && cd -P $1 || exit 1; done"
+            made = await box.exec(["sh", "-c", script, "sh", _DEEP], timeout_seconds=20)
+            assert made.ok, made
+            error = await expect(SandboxFileError, box.download("t", folder / "got"))
+            assert len(error.message) < 500
+            assert list(folder.iterdir()) == []
+            assert await output(box, "echo fine") == "fine\n"
+
+
 def _make_tree(root: Path) -> None:
     (root / "bin").mkdir(parents=True)
     (root / "empty").mkdir(mode=0o700)

@@ -19,7 +19,7 @@ async def _entries(box: Sandbox) -> list[LogEntry]:
 
 
 async def _ended(box: Sandbox, kind: str) -> list[LogEntry]:
-    return [entry for entry in await _entries(box) if (entry.kind, entry.phase) == (kind, "ended")]
+    return [entry for entry in await _entries(box) if (entry.kind, entry.part) == (kind, "ended")]
 
 
 @CHECKS
@@ -51,7 +51,7 @@ async def every_action_is_in_the_log_with_its_end(subject: Subject) -> None:
         assert script.stdout == b"from a script\n"
         (ended,) = await _ended(box, "process")
         of_it = [one for one in await _entries(box) if one.action == ended.action]
-        assert [of_it[0].phase, of_it[-1].phase] == ["began", "ended"]
+        assert [of_it[0].part, of_it[-1].part] == ["began", "ended"]
         assert b"".join(one.stdout for one in of_it) == b"of a process\n"
         await box.reset()
         (reset,) = await _ended(box, "reset")

@@ -172,6 +172,18 @@ async def a_timeout_interrupts_the_script_and_keeps_the_shell(subject: Subject) 
 
 
 @CHECKS
+async def a_shell_is_closed_without_asking_why_it_ended(subject: Subject) -> None:
+    """That takes an engine seconds: ten shells would wait for half a minute."""
+    async with await subject.create() as box:
+        async with asyncio.timeout(15):
+            for _ in range(10):
+                shell = await box.shell()
+                await _run(shell, "true")
+                await shell.close()
+                await expect(ShellEnded, shell.run("true", timeout_seconds=COMMAND_SECONDS))
+
+
+@CHECKS
 async def a_shell_that_cannot_be_interrupted_is_replaced(subject: Subject) -> None:
     async with await subject.create() as box, await box.shell() as shell:
         await _says(shell, "kept=1")

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from rock.errors import RockError
-from rock.modelservice.planes.connection import MAX_AHEAD, MAX_AHEAD_BYTES
+from rock.modelservice.planes.incoming import MAX_AHEAD, MAX_AHEAD_BYTES
 from rock.modelservice.planes.listening import Adapter, Bounds, Handle, bind, listening, url_of
 from rock.modelservice.planes.plane import Reply, Request
 from tests.modelservice.faults.connection import Connection, post

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rock.cli.diff import Side
+from rock.cli.runs.diff import Side
 from rock.errors import ConfigError, ExportError, LedgerError
 from rock.rollout.export import FORMATS, export, options_of, reload, samples
 from rock.rollout.export.float_streams import FloatStream, StreamLine, append, stream_path

@@ -1,4 +1,4 @@
-"""The table of `rock runs` commands; what they do is in `runs`, imported when one is called."""
+"""The table of `rock runs` commands; what they do is in modules beside it, imported when one is called."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def list_(
     json: Json = False,
 ) -> None:
     """The runs in a folder: how far each is and how it went."""
-    from rock.cli.runs import list_runs
+    from rock.cli.runs.overview import list_runs
 
     list_runs(folder, as_json=json)
 
@@ -31,7 +31,7 @@ def show(
     json: Json = False,
 ) -> None:
     """A run's figures and episodes, as `rock show` does."""
-    from rock.cli.show import show_run
+    from rock.cli.runs.show import show_run
 
     show_run(directory, as_json=json)
 
@@ -43,6 +43,6 @@ def compare(
     json: Json = False,
 ) -> None:
     """Two runs against each other, task by task, with the interval of the difference."""
-    from rock.cli.runs import compare_runs
+    from rock.cli.runs.overview import compare_runs
 
     compare_runs(run_a, run_b, as_json=json)

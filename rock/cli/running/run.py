@@ -15,18 +15,20 @@ from typing import Any, TypeVar
 import typer
 from rich.console import Console
 
-from rock.cli.progress import view_for
+from rock.cli.output import unheard
+from rock.cli.running.progress import view_for
 from rock.cli.serve import service_dir, wait_for_service
 from rock.config import read_environment, validated
-from rock.errors import ConfigError
+from rock.errors import ConfigError, RockError
 from rock.modelservice.keys import read_keys
 from rock.rollout.inputs.runfile import RunFile
 from rock.rollout.planning import Selection
 from rock.rollout.records.rundir import read_info
 from rock.rollout.report.text import as_text
-from rock.rollout.run import EXIT_INTERRUPTED, RunResult, ServiceAddress, run
+from rock.rollout.run import EXIT_FAILED, EXIT_INTERRUPTED, RunResult, ServiceAddress, run
 
 T = TypeVar("T")
+ALL = Selection()
 
 
 def run_file(
@@ -45,6 +47,7 @@ def run_file(
         raise ConfigError(
             f"--out: expected no other directory than that of --resume (given: {out})"
         )
+    sys.stdout, sys.stderr = unheard(sys.stdout), unheard(sys.stderr)
     with view_for(Console(highlight=False), as_json=as_json) as view:
         work = run(
             source,
@@ -58,13 +61,20 @@ def run_file(
         try:
             result = until_signalled(work)
         except typer.Exit:
-            hint = f"; {_go_on(view.directory)}" if view.directory else ""
+            hint = f"; {_go_on(view.directory, chosen)}" if view.directory else ""
             typer.echo(f"rock: interrupted{hint}", err=True)
             raise
+        except RockError as exc:
+            if view.directory is None:
+                raise
+            # The run had begun: a full disk, a service that could not be started again.
+            typer.echo(f"rock: {exc.message}", err=True)
+            typer.echo(f"rock: {_go_on(view.directory, chosen)}", err=True)
+            raise typer.Exit(EXIT_FAILED) from exc
     if as_json:
-        print_failure(result)
+        print_failure(result, chosen)
     else:
-        print_result(result)
+        print_result(result, chosen)
     raise typer.Exit(result.exit_code)
 
 
@@ -78,7 +88,7 @@ def _source(file: Path | None, resumed: Path | None) -> tuple[Path | RunFile, Pa
     return validated(RunFile, info.config, source=str(resumed / "run.json")), resumed
 
 
-def print_result(result: RunResult) -> None:
+def print_result(result: RunResult, chosen: Selection = ALL) -> None:
     typer.echo(as_text(result.report))
     dropped = f", dropped: {result.dropped}" if result.dropped else ""
     typer.echo(f"groups: {result.groups}, taken by the trainer: {result.consumed}{dropped}")
@@ -94,18 +104,25 @@ def print_result(result: RunResult) -> None:
         if shutil.which("rock") == shutil.which(sys.argv[0]):
             command[0] = "rock"
         typer.echo(f"one trajectory: {shlex.join(command)}")
-    print_failure(result)
+    print_failure(result, chosen)
 
 
-def print_failure(result: RunResult) -> None:
+def print_failure(result: RunResult, chosen: Selection = ALL) -> None:
     if result.failure:
         typer.echo(f"rock: {result.failure}", err=True)
-        typer.echo(f"rock: {_go_on(result.directory)} (--retry infra: also what failed)", err=True)
+        typer.echo(
+            f"rock: {_go_on(result.directory, chosen)} (--retry infra: also what failed)", err=True
+        )
 
 
-def _go_on(directory: Path) -> str:
-    """How a run that stopped early is gone on with."""
-    return f"go on with: {shlex.join(['rock', 'run', '--resume', str(_shown(directory))])}"
+def _go_on(directory: Path, chosen: Selection) -> str:
+    """How a run that stopped early is gone on with: with the same part of its work."""
+    command = ["rock", "run", "--resume", str(_shown(directory))]
+    for task_id in sorted(chosen.only or ()):
+        command += ["--only", task_id]
+    # What was to be tried again is open in the ledger; what was to be graded again is not.
+    command += ["--regrade"] if chosen.regrade else []
+    return f"go on with: {shlex.join(command)}"
 
 
 def _shown(directory: Path) -> Path:

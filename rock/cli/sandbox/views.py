@@ -9,9 +9,10 @@ from datetime import UTC, datetime
 
 import typer
 
-from rock.cli.sandbox_at import address, end, every, plain, sources, table, with_sandbox
+from rock.cli.sandbox.finding import address, every, sources, with_sandbox
+from rock.cli.sandbox.screen import end, plain, table
 from rock.errors import NotFound, ProviderUnavailable
-from rock.sandbox import api, rundir
+from rock.sandbox import api, host_dirs
 from rock.sandbox.box.channel_sandbox import ChannelSandbox
 from rock.sandbox.command import ProcessInfo
 from rock.sandbox.docker.attached import ages, cpu_shares
@@ -23,7 +24,7 @@ def run_ps(wanted: str | None, *, url: str | None, key: str | None, as_json: boo
     if wanted is None:
         infos = asyncio.run(_list(url, key))
         if as_json:
-            typer.echo(api.encode(infos))
+            typer.echo(api.encode(infos).decode())
             return
         rows = [
             (
@@ -41,7 +42,7 @@ def run_ps(wanted: str | None, *, url: str | None, key: str | None, as_json: boo
     async def show(sandbox: ChannelSandbox) -> int:
         found = await sandbox.list_processes()
         if as_json:
-            typer.echo(api.encode(found))
+            typer.echo(api.encode(found).decode())
         else:
             _print_processes(found, {})
         return 0
@@ -120,7 +121,7 @@ def run_env(
             await sandbox.set_env(changes)
         found = sandbox.environment()
         if as_json:
-            typer.echo(api.encode(found))
+            typer.echo(api.encode(found).decode())
             return 0
         for name, value in sorted(found.items()):
             typer.echo(f"{name}={plain(value)}")
@@ -159,7 +160,7 @@ def run_logs(
     try:
         end(asyncio.run(with_sandbox(url, key, wanted, work)))
     except NotFound:
-        left = None if address(url, key) else rundir.find_log(rundir.default_base(), wanted)
+        left = None if address(url, key) else host_dirs.find_log(host_dirs.default_base(), wanted)
         if left is None:
             raise
         # Its harness was killed: this is what it had written down.
@@ -171,7 +172,7 @@ def _print_log(entries: Sequence[LogEntry], *, as_json: bool) -> None:
         if as_json:
             typer.echo(api.encode(entry).decode())
             continue
-        if entry.phase != "output":
+        if entry.part != "output":
             typer.echo(_line(entry))
         for mark, data in (("|", entry.stdout), ("!", entry.stderr)):
             for line in data.decode(errors="replace").splitlines():
@@ -183,7 +184,7 @@ def _print_log(entries: Sequence[LogEntry], *, as_json: bool) -> None:
 def _line(entry: LogEntry) -> str:
     moment = datetime.fromtimestamp(entry.at, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     words = [moment, entry.action[:4], entry.by, entry.kind, plain(entry.what)]
-    if entry.phase == "began":
+    if entry.part == "began":
         return "  ".join([*words, "…"])
     how = entry.status
     if entry.exit_code is not None:

@@ -13,6 +13,7 @@ there. The reaper removes directories whose owner is dead, so a SIGKILL leaves n
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import json
 import logging
@@ -27,10 +28,12 @@ from typing import cast
 
 from rock.errors import SandboxError
 from rock.sandbox.logbook import LogFiles
-from rock.sandbox.owner import Owner
+from rock.sandbox.owner import HOST, Owner, this_host
 
 log = logging.getLogger(__name__)
 
+_NOBODYS_ID = 0x7FFF_FFFE
+"""No user has it, and no range of ids that anybody is given."""
 HALF_MADE_SECONDS = 60.0
 """A directory without an owner's name is one being made, until it is this old."""
 
@@ -57,15 +60,31 @@ def make(base: Path, sandbox_id: str, owner: Owner) -> Path:
     folder = base / sandbox_id
     folder.mkdir(mode=0o700)
     (folder / "run").mkdir(mode=0o700)
+    if os.geteuid() == 0:
+        # Root inside has our number, but no capability: what is not its own it cannot change.
+        with contextlib.suppress(OSError):  # the root of a user namespace may not
+            os.chown(folder / "run", _NOBODYS_ID, _NOBODYS_ID)
     (folder / "owner.json").write_text(json.dumps(owner.labels()))
     return folder
 
 
-def describe(folder: Path, description: bytes) -> None:
-    """Write what the sandbox is, once it runs."""
+def describe(folder: Path, description: bytes, helper_pid: int | None) -> None:
+    """Write what the sandbox is, once it runs. `helper_pid` is its helper's, seen from here."""
+    (folder / "helper.pid").write_text(f"{helper_pid}")
     temporary = folder / "sandbox.json.new"
     temporary.write_bytes(description)
     temporary.replace(folder / "sandbox.json")
+
+
+def helper_of(folder: Path) -> int | None:
+    """The pid of a sandbox's helper, or None if this process would see it by another number."""
+    try:
+        labels = cast(dict[str, str], json.loads((folder / "owner.json").read_text()))
+        if labels.get(HOST) != this_host():
+            return None
+        return int((folder / "helper.pid").read_text())
+    except (FileNotFoundError, ValueError):
+        return None
 
 
 def descriptions(base: Path) -> Iterator[tuple[Path, bytes]]:

@@ -22,7 +22,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rock.cli.board import Board
+from rock.cli.running.board import Board
 from rock.rollout.records.outcome import RUN_AGAIN, OutcomeClass
 from rock.rollout.records.record import now
 from rock.rollout.report.events import (

@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 import msgspec
 import typer
 
-from rock.cli.episodes import find_episode
-from rock.cli.tokens import chain_name
+from rock.cli.runs.episodes import find_episode
+from rock.cli.runs.tokens import chain_name
 from rock.errors import ConfigError
 from rock.modelservice.graph.messages import describe
 from rock.rollout.export.formats.talk import said_in

@@ -1,4 +1,4 @@
-"""The table of `rock sandbox` commands; what they do is in `sandbox_*`, imported when one is called."""
+"""The table of `rock sandbox` commands; what they do is in modules beside it, imported when one is called."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def serve(
         Literal["auto", "docker", "local"], typer.Option(help="Who makes the sandboxes.")
     ] = "auto",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 picks a free one.")] = 8700,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = 8700,
     allow_mounts: Annotated[
         bool, typer.Option(help="Let clients show directories of this host in sandboxes.")
     ] = False,
 ) -> None:
     """Serve sandboxes of this machine over HTTP until interrupted."""
-    from rock.cli.sandbox_serve import run_serve
+    from rock.cli.sandbox.serve import run_serve
 
     run_serve(provider, host=host, port=port, allow_mounts=allow_mounts)
 
@@ -37,14 +37,14 @@ def serve(
 def create(
     image: Annotated[str | None, typer.Option(help="Image; else the host's own programs.")] = None,
     lease_seconds: Annotated[
-        float, typer.Option(help="Stopped when unused for so long; 0: its lifetime.")
+        float, typer.Option(min=0, help="Stopped when unused for so long; 0: its lifetime.")
     ] = 0.0,
     snapshot: Annotated[str | None, typer.Option(help="Start from these files.")] = None,
     url: Url = None,
     key: Key = None,
 ) -> None:
     """Make a sandbox on a server, and print its id."""
-    from rock.cli.sandbox_keep import run_create
+    from rock.cli.sandbox.life import run_create
 
     run_create(image, url=url, key=key, lease_seconds=lease_seconds, snapshot=snapshot)
 
@@ -59,7 +59,7 @@ def ps(
     key: Key = None,
 ) -> None:
     """List sandboxes, or the processes of one."""
-    from rock.cli.sandbox_look import run_ps
+    from rock.cli.sandbox.views import run_ps
 
     run_ps(sandbox, url=url, key=key, as_json=json)
 
@@ -73,7 +73,7 @@ def top(
     key: Key = None,
 ) -> None:
     """The processes of a sandbox, busiest first, again and again."""
-    from rock.cli.sandbox_look import run_top
+    from rock.cli.sandbox.views import run_top
 
     run_top(sandbox, url=url, key=key, seconds=seconds, rounds=rounds)
 
@@ -90,8 +90,8 @@ def exec(
     key: Key = None,
 ) -> None:
     """Run a program in a sandbox; its output and exit code are this command's."""
-    from rock.cli.sandbox_use import run_exec
-    from rock.cli.serve import pairs
+    from rock.cli.arguments import pairs
+    from rock.cli.sandbox.work import run_exec
 
     run_exec(
         sandbox,
@@ -108,7 +108,7 @@ def exec(
 @sandbox_app.command()
 def shell(sandbox: Id, user: User = None, url: Url = None, key: Key = None) -> None:
     """A live shell in a sandbox."""
-    from rock.cli.sandbox_use import run_shell
+    from rock.cli.sandbox.work import run_shell
 
     run_shell(sandbox, url=url, key=key, user=user)
 
@@ -121,7 +121,7 @@ def cp(
     key: Key = None,
 ) -> None:
     """Copy a file or a tree into a sandbox, or out of one."""
-    from rock.cli.sandbox_use import run_cp
+    from rock.cli.sandbox.work import run_cp
 
     run_cp(source, target, url=url, key=key)
 
@@ -136,7 +136,7 @@ def logs(
     key: Key = None,
 ) -> None:
     """What was done to a sandbox, and what its commands wrote."""
-    from rock.cli.sandbox_look import run_logs
+    from rock.cli.sandbox.views import run_logs
 
     run_logs(sandbox, url=url, key=key, follow=follow, tail=tail, as_json=json)
 
@@ -155,8 +155,8 @@ def env(
     key: Key = None,
 ) -> None:
     """Show, and change, the variables that later commands in a sandbox get."""
-    from rock.cli.sandbox_look import run_env
-    from rock.cli.serve import pairs
+    from rock.cli.arguments import pairs
+    from rock.cli.sandbox.views import run_env
 
     changes: dict[str, str | None] = dict.fromkeys(unset or [])
     changes.update(pairs(set_ or [], "--set"))
@@ -166,7 +166,7 @@ def env(
 @sandbox_app.command()
 def reset(sandbox: Id, url: Url = None, key: Key = None) -> None:
     """Put a sandbox back to how it was made, and print the receipt."""
-    from rock.cli.sandbox_keep import run_reset
+    from rock.cli.sandbox.life import run_reset
 
     run_reset(sandbox, url=url, key=key)
 
@@ -174,7 +174,7 @@ def reset(sandbox: Id, url: Url = None, key: Key = None) -> None:
 @sandbox_app.command()
 def diff(sandbox: Id, url: Url = None, key: Key = None) -> None:
     """What was written (+) and removed (-) in a sandbox since it was made."""
-    from rock.cli.sandbox_look import run_diff
+    from rock.cli.sandbox.views import run_diff
 
     run_diff(sandbox, url=url, key=key)
 
@@ -182,7 +182,7 @@ def diff(sandbox: Id, url: Url = None, key: Key = None) -> None:
 @sandbox_app.command()
 def snapshot(sandbox: Id, url: Url = None, key: Key = None) -> None:
     """Keep the files of a sandbox as they are, and print the snapshot's id."""
-    from rock.cli.sandbox_keep import run_snapshot
+    from rock.cli.sandbox.life import run_snapshot
 
     run_snapshot(sandbox, url=url, key=key)
 
@@ -195,7 +195,7 @@ def restore(
     key: Key = None,
 ) -> None:
     """Put a sandbox back to a snapshot, and print the receipt."""
-    from rock.cli.sandbox_keep import run_restore
+    from rock.cli.sandbox.life import run_restore
 
     run_restore(sandbox, snapshot, url=url, key=key)
 
@@ -207,7 +207,7 @@ def snapshots(
     key: Key = None,
 ) -> None:
     """List the snapshots that servers and harnesses keep."""
-    from rock.cli.sandbox_keep import run_snapshots
+    from rock.cli.sandbox.life import run_snapshots
 
     run_snapshots(url=url, key=key, drop=drop or [])
 
@@ -219,7 +219,7 @@ def stop(
     key: Key = None,
 ) -> None:
     """End sandboxes and remove what they wrote."""
-    from rock.cli.sandbox_keep import run_stop
+    from rock.cli.sandbox.life import run_stop
 
     run_stop(sandbox, url=url, key=key)
 
@@ -227,6 +227,6 @@ def stop(
 @sandbox_app.command()
 def reap() -> None:
     """Remove what harnesses that are gone have left on this machine and its engine."""
-    from rock.cli.sandbox_keep import run_reap
+    from rock.cli.sandbox.life import run_reap
 
     run_reap()

@@ -9,7 +9,8 @@ from dataclasses import asdict
 
 import typer
 
-from rock.cli.sandbox_at import address, end, server_here, sources, table, with_sandbox
+from rock.cli.sandbox.finding import address, server_here, sources, with_sandbox
+from rock.cli.sandbox.screen import end, table
 from rock.config import read_environment
 from rock.errors import NotFound, NotSupported, ProviderUnavailable
 from rock.sandbox import api
@@ -63,17 +64,25 @@ def run_snapshots(*, url: str | None, key: str | None, drop: Sequence[str]) -> N
 
     async def work() -> list[api.SnapshotInfo]:
         found: list[api.SnapshotInfo] = []
+        missing = set(drop)
         async with sources(url, key) as places:
             for place in places:
                 if not isinstance(place, RemoteProvider):
                     continue
                 try:
-                    for one in drop:
-                        await place.drop_snapshot(one)
-                    found += await place.snapshots()
+                    known = await place.snapshots()
+                    for info in known:
+                        if info.id in drop:
+                            await place.drop_snapshot(info.id)
+                            missing.discard(info.id)
+                    found += [info for info in known if info.id not in drop]
                 except ProviderUnavailable:
                     if url:
                         raise
+        if missing:
+            raise NotFound(
+                f"there is no snapshot {min(missing)}; `rock sandbox snapshots` lists them"
+            )
         return found
 
     rows = [(info.id, ages(info.age_seconds), info.sandbox) for info in asyncio.run(work())]

@@ -12,15 +12,19 @@ from pathlib import Path
 
 import typer
 
-from rock.cli.sandbox_at import server_dir
+from rock.cli.sandbox.finding import server_dir
 from rock.config import read_environment
+from rock.errors import ConfigError
 from rock.sandbox.doctor import choose_provider, providers
 from rock.sandbox.remote.server import SandboxServer, serving
 
 
 def run_serve(provider: str, *, host: str, port: int, allow_mounts: bool) -> None:
     """Serve until interrupted; the key is made at the first start and only this user can read it."""
-    asyncio.run(_serve(provider, host, port, allow_mounts))
+    try:
+        asyncio.run(_serve(provider, host, port, allow_mounts))
+    except OSError as exc:
+        raise ConfigError(f"serve: {host} port {port}: {exc.strerror}") from exc
 
 
 async def _serve(name: str, host: str, port: int, allow_mounts: bool) -> None:

@@ -15,13 +15,16 @@ from pathlib import Path
 
 import typer
 
-from rock.cli.sandbox_at import end, with_sandbox
-from rock.errors import ConfigError
+from rock.cli.output import write_raw
+from rock.cli.sandbox.finding import with_sandbox
+from rock.cli.sandbox.screen import end
+from rock.errors import CommandNotFound, CommandRefused, ConfigError, RockError
 from rock.sandbox.box.channel_sandbox import ChannelSandbox
 from rock.sandbox.command import ExecResult, ExecStatus, Process, TerminalSize
 
 _TIMED_OUT = 124
 _DIED = 125
+_NOT_STARTED: dict[type[RockError], int] = {CommandRefused: 126, CommandNotFound: 127}
 
 
 def run_exec(
@@ -42,12 +45,16 @@ def run_exec(
             argv, timeout_seconds=timeout_seconds, cwd=cwd, user=user, env=env
         ) as process:
             async for output in process.events():
-                stream = sys.stdout if output.stream == "stdout" else sys.stderr
-                stream.buffer.write(output.data)
-                stream.buffer.flush()
+                write_raw(output.data, to=output.stream)
             return _code(await process.wait())
 
-    end(asyncio.run(with_sandbox(url, key, wanted, work)))
+    try:
+        end(asyncio.run(with_sandbox(url, key, wanted, work)))
+    except ConfigError:
+        raise
+    except RockError as exc:  # these are not the command's own codes
+        typer.echo(f"rock: {exc.message}", err=True)
+        raise typer.Exit(_NOT_STARTED.get(type(exc), _DIED)) from exc
 
 
 def _code(result: ExecResult) -> int:
@@ -103,8 +110,7 @@ async def _talk(process: Process) -> None:
     tasks = [asyncio.ensure_future(type_on()), asyncio.ensure_future(resize())]
     try:
         async for output in process.events():
-            sys.stdout.buffer.write(output.data)
-            sys.stdout.buffer.flush()
+            write_raw(output.data)
     finally:
         loop.remove_reader(0)
         for task in tasks:

@@ -8,14 +8,10 @@ from __future__ import annotations
 
 import json as jsonlib
 import os
-import shutil
-import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Protocol
-
-import typer
 
 from rock.config import read_environment
 from rock.errors import ConfigError, RockError
@@ -105,23 +101,3 @@ async def with_sandbox(url: str | None, key: str | None, wanted: str, work: Work
             return await work(sandbox)
         finally:
             await sandbox.detach()
-
-
-def end(code: int) -> None:
-    if code:
-        raise typer.Exit(code)
-
-
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Aligned columns; the last one is cut at the edge of a terminal."""
-    every = [columns, *([plain(cell) for cell in row] for row in rows)]
-    widths = [max(len(row[at]) for row in every) for at in range(len(columns) - 1)]
-    edge = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for row in every:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        typer.echo("  ".join([*cells, row[-1]])[:edge])
-
-
-def plain(text: str) -> str:
-    """What a sandbox says must not steer the terminal of who looks at it: `\\n` for a line end, and so on."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

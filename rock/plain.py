@@ -8,6 +8,7 @@ end, aliases that stand for millions of values, halves of surrogate pairs, numbe
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +17,6 @@ import yaml
 
 from rock.config import kind_of
 from rock.errors import ConfigError
-from rock.rollout.inputs.taskfiles import read_text
 
 MAX_DEPTH = 64
 MAX_VALUES = 1_000_000
@@ -25,7 +25,7 @@ MAX_YAML_BYTES = 8 * 1024**2
 """PyYAML needs a second for 100 KB of short values; large data are files of a task, or JSONL."""
 
 
-class _Repeated(ValueError):
+class RepeatedField(ValueError):
     """A field that is given twice."""
 
 
@@ -43,6 +43,24 @@ class _Loader(yaml.SafeLoader):
                     )
                 seen.add(name)
         return super().construct_mapping(node, deep=deep)
+
+
+def read_text(path: Path, *, max_bytes: int | None = None) -> str:
+    """The file as UTF-8 text, or a `ConfigError` that says what is wrong with it."""
+    try:
+        found = path.stat()
+        if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+            # It could go on for ever, and is needed again when the run is resumed.
+            raise ConfigError(f"{path}: expected a regular file, not a pipe or a device")
+        if max_bytes is not None and found.st_size > max_bytes:
+            raise ConfigError(
+                f"{path}: expected at most {max_bytes} bytes (given: {found.st_size})"
+            )
+        return path.read_text(encoding="utf-8")
+    except OSError as exc:
+        raise ConfigError(f"{path}: cannot be read: {exc.strerror}") from exc
+    except UnicodeDecodeError as exc:
+        raise ConfigError(f"{path}: expected UTF-8 text; byte {exc.start} is not") from exc
 
 
 def read_yaml(path: Path) -> Any:
@@ -63,9 +81,9 @@ def read_yaml(path: Path) -> Any:
 
 
 def read_json(text: str, *, source: str) -> Any:
-    """The value that `text` is. Raises `ConfigError` naming `source`."""
+    """The value that `text`, a line, is. Raises `ConfigError` naming `source`."""
     try:
-        value = json.loads(text, object_pairs_hook=_object)
+        value = json.loads(text, object_pairs_hook=each_once)
     except json.JSONDecodeError as exc:
         raise ConfigError(
             f"{source}: not JSON: {exc.msg} at column {exc.colno} (expected one object per line)"
@@ -78,12 +96,13 @@ def read_json(text: str, *, source: str) -> Any:
     return value
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For `json.loads`: an object whose fields are each given once, else `RepeatedField`."""
     found = dict(pairs)
     if len(found) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise _Repeated(f"the field {twice[:80]!r} is given twice")
+        raise RepeatedField(f"the field {twice[:80]!r} is given twice")
     return found
 
 

@@ -10,9 +10,9 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from rock.cli.episodes import find_episode
+from rock.cli.runs.episodes import find_episode
+from rock.cli.runs.tokens import print_chain, print_tokens
 from rock.cli.tables import print_table, table_of
-from rock.cli.tokens import print_chain, print_tokens
 from rock.modelservice.wire import Choice, Trajectory, TrajectoryCall
 from rock.rollout.export.formats.line import line
 from rock.rollout.export.stream import samples_of_episode

@@ -1,0 +1,1 @@
+"""`rock agents`: the presets, and how to have them."""

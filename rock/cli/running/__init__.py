@@ -1,0 +1,1 @@
+"""`rock run`: a run as it goes on, and its live view."""

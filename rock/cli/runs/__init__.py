@@ -1,0 +1,1 @@
+"""`rock runs`, `rock show`, `rock diff`: read run directories."""
