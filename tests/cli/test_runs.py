@@ -72,7 +72,8 @@ def test_json_events_tell_a_whole_run_and_nothing_else_is_printed(real: tuple[Pa
 async def test_a_narrow_terminal_cuts_neither_runs_nor_episodes(tmp_path: Path) -> None:
     name = "runs/a-run-with-a-name-that-somebody-chose-20261130-025832"
     task = "a-task-that-is-named-by-its-repository-and-its-commit__1234567890"
-    made(tmp_path / name, **{task: [1.0]})
+    rewards: list[float | None] = [1.0]
+    made(tmp_path / name, **{task: rewards})
     narrow = {"COLUMNS": "40"}
     for command in (("runs", "list"), ("runs", "compare", name, name)):
         done = await rock(*command, home=tmp_path, extra=narrow)
