@@ -132,9 +132,9 @@ def _cut(text: str | None, at: int) -> str | None:
     return f"{'…' if at else ''}{text[at:end]}{'…' if end < len(text) else ''}"
 
 
-def _said(sample: Sample) -> list[tuple[bytes, str]]:
+def _said(sample: Sample) -> list[tuple[int, str]]:
     """(what makes a message the same, how it is shown whole)."""
-    said: list[tuple[bytes, str]] = []
+    said: list[tuple[int, str]] = []
     for item in said_in(sample):
         fields = item.fields()
         fields.pop("tool_call_id", None)

@@ -208,6 +208,8 @@ class Scheduler:
 
     def next_time(self, now: float) -> float | None:
         """When `decide` may have more to do though nothing happens; None if it cannot."""
+        if self._out:
+            return now  # what the last events decided was not asked for yet
         if not self._running_below_limit():
             waits = bool(self._ready or self._later or self._windows.room)
             more = waits and self._room.raise_at < float("inf")

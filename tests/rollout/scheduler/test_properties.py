@@ -205,3 +205,17 @@ def test_nothing_is_lost_or_run_twice_and_every_bound_is_kept(case: Case) -> Non
     )
     result = simulate(scheduler, case.plans, world, observe=watch, max_events=20_000)
     watch.check_end(result)
+
+
+def test_a_group_that_is_dropped_when_the_trainer_refuses_it_ends_the_run() -> None:
+    """Five groups of nothing but staleness: the last becomes too old once more than it may."""
+    policy = SchedulePolicy(concurrency=4, max_staleness=0)
+    plans = [GroupPlan(group_id=f"g{number}", task_id="t", size=1) for number in range(5)]
+    world = World(
+        durations=lambda _plan, _index: 0.0,
+        endings=lambda _plan, _index: Ending(kind="valid"),
+        groups_per_step=1,
+    )
+    result = simulate(Scheduler(policy), plans, world, max_events=20_000)
+    assert result.dropped == ["g4"]
+    assert sorted(result.consumed_at) == ["g0", "g1", "g2", "g3"]
