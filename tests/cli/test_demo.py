@@ -60,7 +60,7 @@ async def test_the_demo_solves_some_and_not_all_and_says_that_it_is_scripted(
     ("provider", "number"),
     [
         pytest.param("local", signal.SIGINT, marks=pytest.mark.userns),
-        pytest.param("docker", signal.SIGTERM, marks=pytest.mark.docker),
+        pytest.param("docker", signal.SIGTERM, marks=[pytest.mark.docker, pytest.mark.soak]),
     ],
 )
 async def test_ctrl_c_in_the_middle_leaves_no_process_and_a_run_that_can_go_on(

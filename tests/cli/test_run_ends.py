@@ -64,7 +64,9 @@ async def test_a_run_that_is_told_to_stop_stops_in_order_however_often_it_is_tol
             await asyncio.sleep(0)
         _, err = await asyncio.wait_for(running.communicate(), 30)
     assert running.returncode == 130
-    assert err.decode() == "rock: interrupted; go on with: rock run --resume out\n"
+    stopping, interrupted = err.decode().splitlines()
+    assert stopping == "rock: stopping; what runs is ended and removed"
+    assert interrupted == "rock: interrupted; go on with: rock run --resume out"
     assert sleepers(tmp_path) == []
     record = json.loads((tmp_path / "out/episodes/a/0/attempt-1/record.json").read_bytes())
     assert record["outcome"]["class"] == "cancelled"

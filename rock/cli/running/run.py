@@ -143,7 +143,10 @@ async def _cancelled_by_signals(work: Coroutine[Any, Any, T]) -> T:
     assert task is not None
 
     def stop() -> None:
+        told = task.cancelling() > 0
         task.cancel()
+        if told:
+            return
         with contextlib.suppress(OSError):  # the terminal may be what is gone
             typer.echo("rock: stopping; what runs is ended and removed", err=True)
 
