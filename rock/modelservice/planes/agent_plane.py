@@ -260,9 +260,8 @@ class _CallStream:
             while self._call.outcome is None:
                 await self._call.news_within(quiet_since + pause - clock(), seen)
                 spans = self._call.spans_after(seen)
-                if (
-                    any(spans) and not bound
-                ):  # by what the encoder takes, also if it shows that later
+                # By what the encoder takes, also if it shows that later.
+                if any(spans) and not bound:
                     await self._service.bind(self._call)
                     bound = True
                 frames = b"".join([self._encoder.delta(span) for span in spans])
