@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import struct
+from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +21,7 @@ from rock.sandbox.channel.channel import Channel
 from rock.sandbox.channel.execution import Executed
 from rock.sandbox.channel.frames import NO_FLAGS, ExecFlag, ExecRequest, FrameType
 from rock.sandbox.channel.mux import ByteStream, MuxConnector
+from rock.sandbox.channel.tunnel import WINDOW_BYTES, Tunnel
 from rock.sandbox.helper import helper_path
 from tests.sandbox.hostile_frames import mux_frame
 from tests.sandbox.plain_helper import PATH, ended, until, wait_until_gone
@@ -100,6 +103,41 @@ async def test_no_output_is_missing_when_the_result_is_there(tmp_path: Path) -> 
             executed = await helper.run("head -c 700000 /dev/zero; printf end")
             assert executed.stdout.total_bytes == 700_003
             assert executed.stdout.kept.endswith(b"end")
+
+
+async def test_a_command_has_begun_whatever_of_its_output_came_first() -> None:
+    """Nobody reads a pipe of what is not known to run yet, and only so much fits into it."""
+    near, far = socket.socketpair()
+    reading, writing = os.pipe()
+    sent = Sent()
+    tunnel = Tunnel(1, sent)
+    with near, os.fdopen(reading, "rb"):
+        tunnel.add(far.detach(), "c")
+        tunnel.add(writing, "w")
+        tunnel.take(1, bytes(WINDOW_BYTES))
+        started = frames.encode(FrameType.STARTED, frames.u32(7))
+        tunnel.take(0, started)
+        near.setblocking(False)
+        assert near.recv(100) == started
+        tunnel.take(0, frames.encode(FrameType.RESULT, bytes(18)))
+        with pytest.raises(BlockingIOError):
+            near.recv(100)
+        tunnel.close()
+    assert sent.credit[0] == len(started)
+
+
+class Sent:
+    """A carrier that counts what is said to have been passed on, by stream."""
+
+    def __init__(self) -> None:
+        self.credit: Counter[int] = Counter()
+
+    def send_credit(self, tunnel_id: int, stream: int, count: int) -> None:
+        self.credit[stream] += count
+
+    def send_data(self, tunnel_id: int, stream: int, data: bytes) -> None: ...
+    def send_end(self, tunnel_id: int, stream: int) -> None: ...
+    def drop(self, tunnel: Tunnel, *, tell: bool) -> None: ...
 
 
 async def test_one_that_reads_nothing_holds_up_nobody_else(tmp_path: Path) -> None:

@@ -182,6 +182,15 @@ def u64(value: int) -> bytes:
     return struct.pack("<Q", value)
 
 
+STARTED_BYTES = _HEAD.size + 4
+"""A whole STARTED: its head and the pid."""
+
+
+def is_started(reply: bytes) -> bool:
+    """Whether these are a whole STARTED."""
+    return len(reply) == STARTED_BYTES and _HEAD.unpack_from(reply) == (5, FrameType.STARTED)
+
+
 def encode(kind: FrameType, body: bytes = b"") -> bytes:
     """One frame. Raises `ValueError` when it is over the helper's bound."""
     if len(body) + 1 > MAX_FRAME_BYTES:

@@ -1,7 +1,7 @@
 """One connection of a `mux` on this side: its descriptors, pumped at the pace that both sides allow.
 
 Stream 0 is the connection itself, the others are the pipes that it brought. What is ordered (the
-connection, and a shell's status) is passed on only when nothing of the other pipes is pending.
+connection after STARTED, and a shell's status) is passed on only when nothing of the other pipes is pending.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ class Tunnel:
         self.is_raw = is_raw
         self.pumps: list[Pump] = []
         self.closing = False
+        self._has_begun = is_raw
         self._carrier = carrier
         self._loop = asyncio.get_running_loop()
 
@@ -104,7 +105,19 @@ class Tunnel:
         if len(pump.pending) + len(data) > WINDOW_BYTES:
             raise frames.ProtocolError("more of a stream than there was credit for")
         pump.pending += data
+        if index == 0 and not self._has_begun:
+            self._has_begun = True
+            self._pass_started(pump)
         self.flush()
+
+    def _pass_started(self, pump: Pump) -> None:
+        """STARTED goes before what is pending: who waits for it need not read that yet."""
+        reply = bytes(pump.pending[: frames.STARTED_BYTES])
+        if frames.is_started(reply):
+            with contextlib.suppress(OSError):  # then it waits like the rest
+                size = os.write(pump.fd, reply)
+                del pump.pending[:size]
+                self._carrier.send_credit(self.id, 0, size)
 
     def take_end(self, index: int) -> None:
         self.pumps[index].got_end = True

@@ -17,7 +17,7 @@
  *
  * Stream 0 is the connection, the pipes are 1, 2, ... A side sends at most WINDOW bytes of a stream that
  * it has no credit for, so one that nobody reads holds up nothing else. Stream 0 waits for the pipes: a
- * result never arrives before the output that it is the end of.
+ * result never arrives before the output that it is the end of. STARTED waits for nothing.
  */
 #define _GNU_SOURCE
 #include "rock_init.h"
@@ -40,6 +40,7 @@
 #define ENOUGH_OUT (512u * 1024)
 #define TOO_MUCH_OUT (8u * 1024 * 1024)
 #define ACCEPTED 0x80000000u
+#define STARTED_BYTES 9 /* its size, type and pid */
 
 enum mux_type {
     MUX_HELLO = 'h',
@@ -65,6 +66,7 @@ struct stream {
 struct tunnel {
     uint32_t id;
     int is_raw;           /* a connection accepted by a listener, not one to the server */
+    int has_begun;        /* the first reply was seen */
     int listener;
     int given[MAX_PASSED_FDS], given_count; /* go with the first bytes */
     struct stream streams[MAX_STREAMS];
@@ -159,8 +161,7 @@ static int add_pipe(struct tunnel *tunnel, char kind) {
         return -1;
     int ours = kind == 'r' ? ends[1] : ends[0], theirs = kind == 'r' ? ends[0] : ends[1];
     fcntl(ours, F_SETFL, fcntl(ours, F_GETFL) | O_NONBLOCK);
-    tunnel->streams[tunnel->stream_count++] =
-        (struct stream){.fd = ours, .kind = kind, .credit = WINDOW};
+    tunnel->streams[tunnel->stream_count++] = (struct stream){.fd = ours, .kind = kind, .credit = WINDOW};
     tunnel->given[tunnel->given_count++] = theirs;
     return 0;
 }
@@ -261,8 +262,7 @@ static int take_frame(struct mux *mux, const struct frame *frame) {
     if (reader.bad) return -1;
     if (frame->type == MUX_HELLO) send_mux(mux, MUX_HELLO, PROTOCOL_VERSION, -1, NULL, 0);
     if (frame->type == MUX_HELLO) return 0;
-    if (frame->type == MUX_OPEN)
-        return open_tunnel(mux, id, reader.at, (size_t)(reader.end - reader.at));
+    if (frame->type == MUX_OPEN) return open_tunnel(mux, id, reader.at, (size_t)(reader.end - reader.at));
     struct tunnel *tunnel = find(mux, id, &at);
     if (!tunnel) return 0; /* we have just closed it */
     if (frame->type == MUX_CLOSE) {
@@ -294,8 +294,7 @@ static int take_frames(struct mux *mux) {
         uint32_t frame_size = get_u32(&head);
         if (frame_size < 1 || frame_size > MAX_FRAME_BYTES) return -1;
         if (size < frame_size + 4u) return 0;
-        frame = (struct frame){.type = at[4], .body = (unsigned char *)(uintptr_t)at + 5,
-                               .size = frame_size - 1};
+        frame = (struct frame){.type = at[4], .body = (unsigned char *)(uintptr_t)at + 5, .size = frame_size - 1};
         mux->received.from += frame_size + 4u;
         if (take_frame(mux, &frame)) return -1;
     }
@@ -354,8 +353,20 @@ static int pipes_flow(const struct mux *mux, const struct tunnel *tunnel) {
     return 1;
 }
 
+/* STARTED goes before what was written meanwhile: who waits for it need not read that yet. */
+static void pass_started(struct mux *mux, struct tunnel *tunnel) {
+    unsigned char reply[STARTED_BYTES];
+    struct stream *stream = &tunnel->streams[0];
+    ssize_t got = recv(stream->fd, reply, sizeof reply, MSG_PEEK);
+    tunnel->has_begun = got >= 0;
+    if (got < (ssize_t)sizeof reply || reply[4] != REP_STARTED) return;
+    stream->credit -= (uint32_t)recv(stream->fd, reply, sizeof reply, 0);
+    send_mux(mux, MUX_DATA, tunnel->id, 0, reply, sizeof reply);
+}
+
 static void pump(struct mux *mux, struct tunnel *tunnel) {
     int blocked = 0;
+    if (!tunnel->has_begun) pass_started(mux, tunnel);
     for (int i = 1; i < tunnel->stream_count; i++)
         if (tunnel->streams[i].kind == 'w') blocked |= read_stream(mux, tunnel, i);
     for (int i = 1; i < tunnel->stream_count && !blocked; i++)
@@ -369,7 +380,7 @@ static void take_callers(struct mux *mux, struct tunnel *listener) {
         uint32_t id = ACCEPTED | ++mux->accepted;
         struct tunnel *tunnel = add_tunnel(mux, id, fd);
         if (!tunnel) return;
-        tunnel->is_raw = 1;
+        tunnel->is_raw = tunnel->has_begun = 1;
         send_number(mux, MUX_ACCEPT, listener->id, -1, id);
     }
 }
@@ -393,7 +404,8 @@ static nfds_t fill_polls(struct mux *mux) {
         for (int i = 0; i < tunnel->stream_count; i++) {
             struct stream *stream = &tunnel->streams[i];
             short events = 0;
-            if (may_read(mux, stream) && (stream->kind == 'w' || flows)) events |= POLLIN;
+            int goes = stream->kind == 'w' || flows || (!i && !tunnel->has_begun);
+            if (goes && may_read(mux, stream)) events |= POLLIN;
             if (left_in(&stream->pending)) events |= POLLOUT;
             mux->polls[count++] = (struct pollfd){events ? stream->fd : NO_FD, events, 0};
         }

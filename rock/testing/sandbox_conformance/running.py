@@ -83,6 +83,17 @@ async def text_in_pieces_has_whole_characters(subject: Subject) -> None:
 
 
 @CHECKS
+async def a_stream_begins_however_much_its_command_writes_at_once(subject: Subject) -> None:
+    async with await subject.create() as box:
+        for _ in range(20):
+            argv = ["head", "-c", "600000", "/dev/zero"]
+            async with box.stream(argv, timeout_seconds=30) as process:
+                count = sum([len(event.data) async for event in process.events()])
+                assert (await process.wait()).ok
+            assert count == 600000
+
+
+@CHECKS
 async def a_stream_that_is_left_ends_its_command(subject: Subject) -> None:
     async with await subject.create() as box:
         script = "echo $$ >pid; (setsid sh -c 'echo $$ >child; exec sleep 300' &); exec yes"
