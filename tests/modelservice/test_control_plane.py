@@ -1,7 +1,10 @@
 """The control plane over HTTP: claiming, answering, fencing, rollouts, and bad input."""
 
 import asyncio
+import gc
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import pytest
 from rock.errors import BadRequest, Forbidden, NotFound, ServiceUnavailable, Unauthorized
 from rock.modelservice.client.blocking import SyncAdminClient, SyncTrainerClient
 from rock.modelservice.client.client import AdminClient, TrainerClient
+from rock.modelservice.client.shards import TrainerShards
 from rock.modelservice.hosting.server import Running
 from rock.modelservice.keys import FILE_NAME, ensure_keys
 from rock.modelservice.planes.control_plane import ControlPlane
@@ -301,6 +305,35 @@ def use_blocking_clients(service: Running) -> None:
             admin.close_session("nobody")
     with pytest.raises(ServiceUnavailable, match="closed"):
         trainer.stats()
+
+
+async def test_a_blocking_client_that_is_closed_lets_no_thread_wait(tmp_path: Path) -> None:
+    async with running_service(tmp_path) as service:
+        await asyncio.to_thread(close_while_another_waits, service)
+
+
+def close_while_another_waits(service: Running) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        with SyncTrainerClient(service.control_url, service.keys.trainer_key) as trainer:
+            waiting = threads.submit(trainer.claim, "w", wait_seconds=60)
+            while not trainer.stats().waiting_workers:
+                time.sleep(0.01)
+        with pytest.raises(ServiceUnavailable, match="closed"):
+            waiting.result(30)
+
+
+async def test_a_batch_that_is_cancelled_before_it_is_sent_leaves_nothing_unawaited(
+    tmp_path: Path,
+) -> None:
+    async with running_service(tmp_path) as service:
+        completion = Completion(lease_id="0.1.0-1", choices=[])
+        async with TrainerShards(service.control_url, service.keys.trainer_key) as trainer:
+            sending = asyncio.ensure_future(trainer.complete([completion]))
+            await asyncio.sleep(0)  # its parts are tasks now, and have not run
+            sending.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await sending
+        gc.collect()  # what was never awaited would be a warning, which is an error here
 
 
 def test_keys_are_made_once_and_only_their_owner_reads_them(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ asynchronous ones, not copies of them: same arguments, same results, same errors
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import threading
 from collections.abc import Callable, Coroutine
 from types import TracebackType
@@ -17,6 +18,8 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from rock.errors import ServiceUnavailable
 from rock.modelservice.client.client import AdminClient, ControlClient, TrainerClient
+
+CLOSED = "the client is closed; use it inside `with`"
 
 C = TypeVar("C", bound=ControlClient)
 P = ParamSpec("P")
@@ -29,12 +32,21 @@ class LoopThread:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rock", daemon=True)
+        self._lock = threading.Lock()
+        self._ending = False
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for `work`; an interrupt of the waiting thread cancels it."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Wait for `work`; an interrupt of the waiting thread cancels it. Raises `ServiceUnavailable`
+        if another thread ends the block meanwhile."""
+        with self._lock:  # what is begun under it is ended by `__exit__`, so nobody waits for ever
+            if self._ending:
+                work.close()
+                raise ServiceUnavailable(CLOSED)
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
+        except concurrent.futures.CancelledError as exc:
+            raise ServiceUnavailable(CLOSED) from exc
         except BaseException:
             future.cancel()
             raise
@@ -44,9 +56,19 @@ class LoopThread:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        with self._lock:
+            self._ending = True
+        asyncio.run_coroutine_threadsafe(_end_the_others(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+async def _end_the_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 class Blocking(Generic[C]):
@@ -59,7 +81,7 @@ class Blocking(Generic[C]):
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         if self._thread is None:
             work.close()
-            raise ServiceUnavailable("the client is closed; use it inside `with`")
+            raise ServiceUnavailable(CLOSED)
         return self._thread.run(work)
 
     @property

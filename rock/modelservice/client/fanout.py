@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
@@ -101,7 +102,10 @@ class Shards(Generic[C]):
         parts = split(items, id_of, len(self._clients))
         answers = await asyncio.gather(
             *(
-                _within(bound_seconds, send(self._clients[shard], [items[n] for n in places]))
+                _within(
+                    bound_seconds,
+                    partial(send, self._clients[shard], [items[n] for n in places]),
+                )
                 for shard, places in parts.items()
             ),
             return_exceptions=True,
@@ -116,11 +120,12 @@ class Shards(Generic[C]):
         return [results[place] for place in range(len(items))]
 
 
-async def _within(seconds: float | None, work: Awaitable[R]) -> R:
-    """Raises `ServiceUnavailable` if `work` takes longer."""
+async def _within(seconds: float | None, ask: Callable[[], Awaitable[R]]) -> R:
+    """Raises `ServiceUnavailable` if the answer takes longer. Asks only once it runs: what is cancelled
+    before that leaves nothing that was never awaited."""
     try:
         async with asyncio.timeout(seconds):
-            return await work
+            return await ask()
     except TimeoutError as exc:
         raise ServiceUnavailable(f"the shard did not answer within {seconds:g} s") from exc
 
