@@ -7,9 +7,10 @@ over a WebSocket (`channel`), whose binary messages are the bytes of one tunnel 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -43,6 +44,8 @@ class Described(Protocol):
     @property
     def identity(self) -> Named: ...
     @property
+    def proxy_variables(self) -> Mapping[str, str]: ...
+    @property
     def capabilities(self) -> frozenset[Capability]: ...
     @property
     def not_enforced(self) -> tuple[str, ...]: ...
@@ -59,6 +62,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     not_enforced: list[str]
     env_changes: dict[str, str | None] = {}
     """Variables set, or taken away, since it was made or reset."""
+    proxy: dict[str, str] = {}
+    """Variables by which programs find the way out that its network allows now."""
 
 
 class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +87,7 @@ def info_of(
         capabilities=sorted(sandbox.capabilities),
         not_enforced=list(sandbox.not_enforced),
         env_changes=dict(sandbox.env_changes),
+        proxy=dict(sandbox.proxy_variables),
     )
     return SandboxInfo(
         id=sandbox_id,
@@ -133,11 +139,25 @@ class Variables(msgspec.Struct, frozen=True, kw_only=True):
     """Of a command that asks for none of its own."""
     changes: dict[str, str | None]
     """What of it was set, or taken away, since the sandbox was made or reset."""
+    proxy: dict[str, str] = {}
+    """What of it names the way out, if its network has one now."""
 
 
 class EnvRequest(msgspec.Struct, frozen=True, kw_only=True):
     changes: dict[str, str | None]
     """Null takes a variable away."""
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server tells on a channel, at its start and at every change: clients start commands themselves."""
+
+    changes: dict[str, str | None]
+    proxy: dict[str, str] = {}
+
+
+class NetworkRequest(msgspec.Struct, frozen=True, kw_only=True):
+    network: Literal["none", "model", "allowlist", "full"]
+    allowed_hosts: tuple[str, ...] = ()
 
 
 class Notes(msgspec.Struct, frozen=True, kw_only=True):
@@ -233,6 +253,13 @@ _PATHS: dict[str, dict[str, tuple[str, Any, Any]]] = {
     "/v1/sandboxes/{id}/env": {
         "get": ("The variables of its commands", None, Variables),
         "patch": ("Change those of later commands", EnvRequest, Variables),
+    },
+    "/v1/sandboxes/{id}/network": {
+        "put": (
+            "Change what may be reached; what it no longer allows is cut",
+            NetworkRequest,
+            Variables,
+        )
     },
     "/v1/sandboxes/{id}/processes": {"get": ("What runs inside", None, list[ProcessInfo])},
     "/v1/sandboxes/{id}/reset": {"post": ("Back to how it was made", None, ResetReceipt)},

@@ -57,7 +57,7 @@ PROVIDERS = {
     ),
 }
 PARTS = {
-    "remote": {"running", "files", "records"},
+    "remote": {"running", "files", "records", "networks"},
     "docker-host": set[str](),
     "docker-debian": {"endings", "isolation", "networks", "escapes", "records", "states"},
     "docker-busybox": {"files"},

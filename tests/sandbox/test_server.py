@@ -20,7 +20,7 @@ from rock.errors import (
     Unauthorized,
 )
 from rock.sandbox import api
-from rock.sandbox.base import Mount, SandboxSpec
+from rock.sandbox.base import Mount, Sandbox, SandboxSpec
 from rock.sandbox.command import DeathCause, ExecStatus
 from rock.sandbox.local import LocalProvider
 from rock.sandbox.remote import RemoteProvider
@@ -202,3 +202,29 @@ async def test_a_snapshot_of_a_client_that_was_killed_is_dropped_when_its_lease_
             return await watcher.snapshots() == []
 
         await until("its lease is over", dropped)
+
+
+async def test_every_client_knows_the_way_out_once_one_of_them_has_changed_the_network() -> None:
+    async with _served() as (url, provider), RemoteProvider(url, KEY) as other:
+        mine = await provider.create(SandboxSpec())
+        (info,) = await other.list()
+        theirs = other.attach(info)
+        assert (await theirs.exec(["sh", "-c", "echo $http_proxy"], timeout_seconds=20)).ok
+        await mine.set_network("full")
+        for box in (mine, theirs):
+            await _until_told(box, b"http://127.0.0.1:3128\n")
+        await mine.set_network("none")
+        for box in (mine, theirs):
+            await _until_told(box, b"\n")
+        await mine.set_network("full")
+        await mine.reset()
+        assert "http_proxy" not in mine.environment()
+        await theirs.detach()
+
+
+async def _until_told(box: Sandbox, expected: bytes) -> None:
+    async with asyncio.timeout(20):
+        while True:
+            said = await box.exec(["sh", "-c", "echo $http_proxy"], timeout_seconds=20)
+            if said.stdout == expected:
+                return

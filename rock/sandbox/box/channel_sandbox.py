@@ -386,10 +386,9 @@ class ChannelSandbox(StatefulSandbox):
 
     def _merged(self, extra: Mapping[str, str], user: str | None) -> dict[str, str]:
         is_root = user is not None and user.partition(":")[0] in _ROOT
-        proxy: Mapping[str, str] = {} if self.egress is None else self.egress.variables
         return merged(
             self.variables,
-            proxy,
+            self.proxy_variables,
             self.spec.env,
             changes=self.env_changes,
             extra=extra,

@@ -199,6 +199,11 @@ class StatefulSandbox(Sandbox):
         """The proxy of this sandbox, if it has one: what it allowed and refused."""
         return self._egress
 
+    @property
+    def proxy_variables(self) -> Mapping[str, str]:
+        """By which programs find the way out that the network allows now, if it has one."""
+        return {} if self._egress is None else self._egress.variables
+
     async def snapshot(self) -> Snapshot:
         self._check_not_stopped()
         with self.recorder.doing("snapshot", ""):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,6 +19,19 @@ T = TypeVar("T")
 
 _CALL_SECONDS = 120.0
 REMEDY = "start one with `rock sandbox serve`, and give its address and its key"
+
+
+@dataclass(slots=True)
+class Known:
+    """What this side knows of the variables that commands get over there, kept as its server says."""
+
+    env_changes: EnvChanges
+    proxy: dict[str, str]
+
+    def take(self, changes: EnvChanges, proxy: dict[str, str]) -> None:
+        self.env_changes.clear()
+        self.env_changes.update(changes)
+        self.proxy = proxy
 
 
 class ServerRequests:
@@ -60,8 +74,7 @@ class ServerRequests:
             raise api.error_of(answer.status, content)
         return api.decode(content, kind)
 
-    async def channel(self, sandbox_id: str, env_changes: EnvChanges) -> SocketStream:
-        """`env_changes` is kept as the server says that it is."""
+    async def channel(self, sandbox_id: str, known: Known) -> SocketStream:
         try:
             socket = await self.session.ws_connect(
                 f"{self.url}/v1/sandboxes/{sandbox_id}/channel",
@@ -72,7 +85,7 @@ class ServerRequests:
             raise SandboxDied(f"the sandbox is gone (status {exc.status})") from exc
         except (aiohttp.ClientError, TimeoutError) as exc:
             raise SandboxDied(f"its server does not answer: {exc}") from exc
-        return SocketStream(socket, env_changes)
+        return SocketStream(socket, known)
 
     async def close(self) -> None:
         self._closed = True
@@ -87,9 +100,9 @@ class SocketStream:
     The server's texts are what the sandbox's variables were changed to.
     """
 
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse, env_changes: EnvChanges) -> None:
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse, known: Known) -> None:
         self._socket = socket
-        self._env_changes = env_changes
+        self._known = known
         self._queue: asyncio.Queue[bytes] = asyncio.Queue()
         self._sending = asyncio.ensure_future(self._send())
 
@@ -99,9 +112,8 @@ class SocketStream:
             if message.type is aiohttp.WSMsgType.BINARY:
                 return message.data
             if message.type is aiohttp.WSMsgType.TEXT:
-                told = api.decode(message.data.encode(), api.EnvRequest).changes
-                self._env_changes.clear()
-                self._env_changes.update(told)
+                told = api.decode(message.data.encode(), api.Told)
+                self._known.take(told.changes, told.proxy)
             if message.type in (
                 aiohttp.WSMsgType.CLOSE,
                 aiohttp.WSMsgType.CLOSING,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlencode
 
-from rock.errors import NotSupported, ProviderUnavailable, RockError, SandboxError
+from rock.errors import ProviderUnavailable, RockError, SandboxError
 from rock.sandbox import api
 from rock.sandbox.base import (
     DEFAULT_DIFF_ENTRIES,
@@ -27,15 +27,15 @@ from rock.sandbox.base import (
 )
 from rock.sandbox.box.box_state import BoxState
 from rock.sandbox.box.channel_sandbox import ChannelSandbox, Identity
-from rock.sandbox.box.stateful import NETWORKS, Box, Enforced
-from rock.sandbox.box.variables import EnvChanges, changed
+from rock.sandbox.box.stateful import Box, Enforced
+from rock.sandbox.box.variables import changed
 from rock.sandbox.channel.channel import Channel
 from rock.sandbox.channel.mux import MuxConnector
 from rock.sandbox.channel.recorder import Recorder
 from rock.sandbox.command import Death, DeathCause
 from rock.sandbox.ending import to_the_end
 from rock.sandbox.logs import LogEntry, LogPage
-from rock.sandbox.remote.asking import REMEDY, ServerRequests
+from rock.sandbox.remote.asking import REMEDY, Known, ServerRequests
 from rock.sandbox.remote.notes import NoteSink
 from rock.sandbox.state import Capability, Changes, Held, ResetReceipt, Snapshot
 
@@ -102,7 +102,7 @@ class RemoteSandbox(ChannelSandbox):
         info: api.SandboxInfo,
         box: Box,
         snapshots: _Snapshots,
-        env_changes: EnvChanges,
+        known: Known,
     ) -> None:
         profile = info.profile
         super().__init__(
@@ -114,7 +114,7 @@ class RemoteSandbox(ChannelSandbox):
             enforced=Enforced(
                 # A reset there ends the stream, and with it what `listen` gave here.
                 frozenset(Capability(name) for name in profile.capabilities)
-                - {Capability.RESET_IN_PLACE, *NETWORKS},
+                - {Capability.RESET_IN_PLACE},
                 tuple(profile.not_enforced),
             ),
         )
@@ -122,7 +122,8 @@ class RemoteSandbox(ChannelSandbox):
         self.identity = Identity(profile.user, profile.home)
         self._server = server
         self._snapshots = snapshots
-        self.env_changes = env_changes
+        self._known = known
+        self.env_changes = known.env_changes
         self._notes = NoteSink(functools.partial(self._send_notes, info.id))
         self.recorder = Recorder(self._notes, "client")
 
@@ -158,14 +159,18 @@ class RemoteSandbox(ChannelSandbox):
         path = f"/v1/sandboxes/{self.id}/env"
         asked = api.EnvRequest(changes=dict(changes))
         found = await self._server.ask("PATCH", path, api.Variables, asked)
-        self.env_changes.clear()
-        self.env_changes.update(found.changes)
+        self._known.take(found.changes, found.proxy)
+
+    @property
+    def proxy_variables(self) -> Mapping[str, str]:
+        return self._known.proxy
 
     async def reset(self) -> ResetReceipt:
         self._check_not_stopped()
         receipt = await self._server.ask("POST", f"/v1/sandboxes/{self.id}/reset", ResetReceipt)
         self.state.paused = False
-        self.env_changes.clear()
+        found = await self._server.ask("GET", f"/v1/sandboxes/{self.id}/env", api.Variables)
+        self._known.take(found.changes, found.proxy)
         return _over_a_stream(receipt)
 
     async def set_network(
@@ -173,7 +178,11 @@ class RemoteSandbox(ChannelSandbox):
         network: Literal["none", "model", "allowlist", "full"],
         allowed_hosts: tuple[str, ...] = (),
     ) -> None:
-        raise NotSupported("set_network: networks are the server's to change")
+        self._check_not_stopped()
+        path = f"/v1/sandboxes/{self.id}/network"
+        asked = api.NetworkRequest(network=network, allowed_hosts=tuple(allowed_hosts))
+        found = await self._server.ask("PUT", path, api.Variables, asked)
+        self._known.take(found.changes, found.proxy)
 
     async def network_of_the_spec(self) -> None:
         """Its server's to see to."""
@@ -296,8 +305,8 @@ class RemoteProvider(Provider):
 
     def attach(self, info: api.SandboxInfo) -> RemoteSandbox:
         """A handle on a sandbox of the server; `stop` stops it there."""
-        env_changes: EnvChanges = dict(info.profile.env_changes)
-        stream = MuxConnector(functools.partial(self._server.channel, info.id, env_changes))
+        known = Known(dict(info.profile.env_changes), info.profile.proxy)
+        stream = MuxConnector(functools.partial(self._server.channel, info.id, known))
         channel = Channel(stream)
         box = Box(
             id=info.id,
@@ -306,7 +315,7 @@ class RemoteProvider(Provider):
             remove=functools.partial(self._stop, info.id, stream),
             diagnose=functools.partial(self._diagnose, info.id),
         )
-        return RemoteSandbox(self._server, info, box, self._snapshots, env_changes)
+        return RemoteSandbox(self._server, info, box, self._snapshots, known)
 
     def sandboxes(self) -> builtins.list[Sandbox]:
         return builtins.list(self._sandboxes.values())

@@ -87,6 +87,7 @@ class SandboxServer:
                 web.post(f"{one}/log", self._note),
                 web.get(f"{one}/env", self._env),
                 web.patch(f"{one}/env", self._change_env),
+                web.put(f"{one}/network", self._change_network),
                 web.get(f"{one}/processes", self._processes),
                 web.get(f"{one}/file", self._read),
                 web.put(f"{one}/file", self._write),
@@ -266,11 +267,18 @@ class SandboxServer:
         await self._tell_env(served)
         return json_answer(_variables(served.sandbox))
 
+    async def _change_network(self, request: web.Request) -> web.Response:
+        asked = api.decode(await request.read(), api.NetworkRequest)
+        served = self._of(request)
+        await served.sandbox.set_network(asked.network, asked.allowed_hosts)
+        await self._tell_env(served)
+        return json_answer(_variables(served.sandbox))
+
     async def _tell_env(self, served: Served) -> None:
         """Every client builds the environment of its commands by itself."""
         for socket in list(served.sockets):
             with contextlib.suppress(ConnectionError, RuntimeError):  # it is closing
-                await socket.send_str(_changes(served.sandbox))
+                await socket.send_str(_told(served.sandbox))
 
     async def _processes(self, request: web.Request) -> web.Response:
         return json_answer(await self._of(request).sandbox.list_processes())
@@ -347,7 +355,7 @@ class SandboxServer:
         self._sockets.add(socket)
         try:
             await socket.prepare(request)
-            await socket.send_str(_changes(served.sandbox))
+            await socket.send_str(_told(served.sandbox))
             await relayed(socket, conn)
         finally:
             conn.close()
@@ -358,11 +366,16 @@ class SandboxServer:
 
 
 def _variables(sandbox: ChannelSandbox) -> api.Variables:
-    return api.Variables(variables=sandbox.environment(), changes=dict(sandbox.env_changes))
+    return api.Variables(
+        variables=sandbox.environment(),
+        changes=dict(sandbox.env_changes),
+        proxy=dict(sandbox.proxy_variables),
+    )
 
 
-def _changes(sandbox: ChannelSandbox) -> str:
-    return api.encode(api.EnvRequest(changes=dict(sandbox.env_changes))).decode()
+def _told(sandbox: ChannelSandbox) -> str:
+    changes, proxy = dict(sandbox.env_changes), dict(sandbox.proxy_variables)
+    return api.encode(api.Told(changes=changes, proxy=proxy)).decode()
 
 
 @asynccontextmanager
