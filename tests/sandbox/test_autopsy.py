@@ -52,11 +52,11 @@ async def _while_it_runs(box: Sandbox, what: str, *argv: str) -> ExecResult:
     seconds = 2.0 if what == "paused" else 40.0
     run = asyncio.ensure_future(box.exec(["sh", "-c", script], timeout_seconds=seconds))
     await written(box, "up")
-    await _docker(*argv, f"rock-{box.id}")
+    await docker(*argv, f"rock-{box.id}")
     return await run
 
 
-async def _docker(*argv: str) -> None:
+async def docker(*argv: str) -> None:
     await asyncio.to_thread(subprocess.run, ["docker", *argv], check=True, capture_output=True)
 
 
@@ -82,7 +82,7 @@ async def test_a_paused_container_is_told_from_a_dead_one() -> None:
         assert (result.status, result.stdout) == (ExecStatus.SANDBOX_DIED, b"paused\n")
         assert result.death is not None
         assert result.death.cause is DeathCause.PAUSED
-        await _docker("unpause", f"rock-{box.id}")
+        await docker("unpause", f"rock-{box.id}")
         assert (await box.exec(["cat", "up"], timeout_seconds=20)).stdout == b"x\n"
 
 
@@ -124,14 +124,14 @@ async def test_a_local_sandbox_that_is_killed_says_so() -> None:
             box.exec(["sh", "-c", "echo before; echo x >up; exec sleep 300"], timeout_seconds=40)
         )
         await written(box, "up")
-        os.kill(_first_process_of(os.getpid()), signal.SIGKILL)
+        os.kill(first_process_of(os.getpid()), signal.SIGKILL)
         result = await run
         assert (result.status, result.stdout) == (ExecStatus.SANDBOX_DIED, b"before\n")
         assert result.death is not None
         assert result.death.cause is DeathCause.KILLED
 
 
-def _first_process_of(pid: int) -> int:
+def first_process_of(pid: int) -> int:
     """PID 1 of the only local sandbox of this process: the child of its only helper."""
     for child in _children(pid):
         if b"rock-init" in Path(f"/proc/{child}/cmdline").read_bytes():

@@ -11,6 +11,7 @@ import array
 import asyncio
 import contextlib
 import errno
+import functools
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -32,6 +33,7 @@ from rock.sandbox.channel.connect import Connector
 from rock.sandbox.channel.execution import Executed, Execution, Sink, Tap
 from rock.sandbox.channel.frames import ExecRequest, Frame, FrameType, Refusal, Stage
 from rock.sandbox.channel.mux import MuxConnector, Refused
+from rock.sandbox.channel.pulse import UNANSWERED_SECONDS, Looking, Pulse, unseen
 from rock.sandbox.command import ProcessInfo
 
 KILL_GRACE_SECONDS = 15.0
@@ -99,11 +101,20 @@ class Channel:
         connect: Connector | MuxConnector,
         *,
         silence_seconds: float = KILL_GRACE_SECONDS,
+        unanswered_seconds: float = UNANSWERED_SECONDS,
+        looking: Looking = unseen,
     ) -> None:
+        """`unanswered_seconds` and `looking` say when a helper counts as dead before that (`pulse`)."""
         self._connector = connect
         self._relay = connect if isinstance(connect, MuxConnector) else None
         self.silence_seconds = silence_seconds
         """How long after a command's own time its end may still come."""
+        self._pulse = Pulse(self._answer, unanswered_seconds=unanswered_seconds, looking=looking)
+
+    async def _answer(self) -> None:
+        """An answer of the helper's first process, which needs no other one for it."""
+        unchanged = frames.u64(0) + frames.u64(0)
+        await self.call(FrameType.RENEW, unchanged, "ask for an answer")
 
     async def ping(self) -> int:
         """The helper's protocol version. Raises `SandboxDied` also for one that we do not speak."""
@@ -199,6 +210,8 @@ class Channel:
         except OSError as exc:
             conn.close()
             raise own_trouble(exc, _program(request)) from exc
+        execution.on_close = functools.partial(self._pulse.forget, execution)
+        self._pulse.watch(execution)
         try:
             await execution.start(encoded)
         except BaseException:  # a cancellation: the helper ends what it has been told of

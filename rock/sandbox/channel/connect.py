@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from rock.sandbox.channel.pulse import Signs, signs_of
+
 _PEER = struct.Struct("iII")
 """`struct ucred`: pid, uid, gid."""
 
@@ -56,6 +58,10 @@ class PathConnector:
             conn.close()
             raise
         return conn
+
+    def signs(self) -> Signs | None:
+        """Of the helper's process, if this one can see it."""
+        return signs_of(self.helper_pid) if self.helper_pid else None
 
     def _check_peer(self, conn: socket.socket) -> None:
         """The kernel tells who called `listen`, in whatever directory the socket now is."""

@@ -190,6 +190,10 @@ class _Replies:
         if not self.last.done():
             self.last.set_result(frame)
 
+    def give_up(self) -> None:
+        if not self.last.done():
+            self._take(None)
+
     def close(self) -> None:
         asyncio.get_running_loop().remove_reader(self._conn)
 
@@ -219,6 +223,7 @@ class Execution:
         self._replies: _Replies | None = None
         self._sending = asyncio.Lock()
         self._closed = False
+        self.on_close: Callable[[], None] = lambda: None
         self.captures = (Capture(kept_bytes), Capture(kept_bytes))
         with contextlib.ExitStack() as made:  # if there is no descriptor left, none is lost
 
@@ -317,10 +322,16 @@ class Execution:
                     if not pipe.paused:  # a reader that takes its time is waited for
                         break
 
+    def lose(self) -> None:
+        """The helper does not answer: be over, with what there is."""
+        if self._replies is not None:
+            self._replies.give_up()
+
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
+        self.on_close()
         if self._replies is not None:
             self._replies.close()
         for pipe in self._pipes:

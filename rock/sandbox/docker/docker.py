@@ -39,6 +39,7 @@ from rock.sandbox.capacity import DOCKER_COST, Admission, own_trouble
 from rock.sandbox.channel.channel import KILL_GRACE_SECONDS, Channel
 from rock.sandbox.channel.connect import PathConnector
 from rock.sandbox.channel.mux import MuxConnector
+from rock.sandbox.channel.pulse import UNANSWERED_SECONDS
 from rock.sandbox.docker import host_layers, hostroot
 from rock.sandbox.docker.autopsy import diagnose
 from rock.sandbox.docker.container import SOCKET_NAME, container_config, helper_archive
@@ -96,6 +97,7 @@ class DockerProvider(Provider):
         pull_timeout_seconds: float = 900.0,
         start_timeout_seconds: float = 30.0,
         silence_seconds: float = KILL_GRACE_SECONDS,
+        unanswered_seconds: float = UNANSWERED_SECONDS,
         lease_seconds: float = LEASE_SECONDS,
         now: Callable[[], float] = wall_seconds,
     ) -> None:
@@ -108,6 +110,7 @@ class DockerProvider(Provider):
         )
         self._start_timeout_seconds = start_timeout_seconds
         self._silence_seconds = silence_seconds
+        self._unanswered_seconds = unanswered_seconds
         self._now = now
         self._owner = Owner.current()
         self._sandboxes: dict[str, StatefulSandbox] = {}
@@ -362,10 +365,19 @@ class DockerProvider(Provider):
     def _channel(self, sandbox_id: str, connector: PathConnector | None) -> Channel:
         """Through the shared directory; without one, over a stream of the engine."""
         if connector is not None:
-            return Channel(connector, silence_seconds=self._silence_seconds)
+            return Channel(
+                connector,
+                silence_seconds=self._silence_seconds,
+                unanswered_seconds=self._unanswered_seconds,
+                looking=connector.signs,
+            )
         stream = MuxConnector(functools.partial(open_stream, self.engine, f"rock-{sandbox_id}"))
         self._streams[sandbox_id] = stream
-        return Channel(stream, silence_seconds=self._silence_seconds)
+        return Channel(
+            stream,
+            silence_seconds=self._silence_seconds,
+            unanswered_seconds=self._unanswered_seconds,
+        )
 
     async def _reach(self, sandbox_id: str, channel: Channel) -> None:
         """Wait until a helper that has just been started answers."""

@@ -35,6 +35,7 @@ from rock.sandbox.box.stateful import NETWORKS, Box, Enforced, StatefulSandbox
 from rock.sandbox.capacity import LOCAL_COST, Admission, own_trouble
 from rock.sandbox.channel.channel import Channel
 from rock.sandbox.channel.connect import connect_by_control
+from rock.sandbox.channel.pulse import UNANSWERED_SECONDS, Signs, signs_of
 from rock.sandbox.command import Death, DeathCause
 from rock.sandbox.ending import to_the_end
 from rock.sandbox.helper import helper_path
@@ -77,11 +78,19 @@ class LocalProvider(Provider):
 
     name = "local"
 
-    def __init__(self, *, admission: Admission | None = None, base: Path | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        admission: Admission | None = None,
+        base: Path | None = None,
+        unanswered_seconds: float = UNANSWERED_SECONDS,
+    ) -> None:
         """`admission` says when this machine is full; by default what it measures.
 
-        `base` is where the logs of its sandboxes are written, by default this user's directory.
+        `base` is where the logs of its sandboxes are written, by default this user's directory. A
+        sandbox that does not answer for `unanswered_seconds` while a command runs counts as dead.
         """
+        self._unanswered_seconds = unanswered_seconds
         self._sandboxes: dict[str, StatefulSandbox] = {}
         self._admission = admission or Admission(LOCAL_COST, Path("/"))
         self._kept: set[LocalLayer] = set()
@@ -146,7 +155,11 @@ class LocalProvider(Provider):
         log = self._logs.of(sandbox_id)
         try:
             await box.start(box_spec.encode(spec, ids, steps))
-            channel = Channel(connect_by_control(box.control))
+            channel = Channel(
+                connect_by_control(box.control),
+                unanswered_seconds=self._unanswered_seconds,
+                looking=box.signs,
+            )
             layers = LocalLayers(channel, self._kept)
             made_of = _made_of(spec, ids)
             self._ids_of[made_of] = ids
@@ -217,6 +230,9 @@ class LocalProvider(Provider):
         return box_spec.ids_for_user(spec.user, os.geteuid(), os.getegid())
 
 
+_STOPPED = "T"
+
+
 class _Box:
     """The helper's process outside, and our end of its control socket."""
 
@@ -262,6 +278,17 @@ class _Box:
             reason = answer.decode(errors="replace") or "the helper ended without an answer"
             raise ProviderUnavailable(f"the kernel does not make a local sandbox: {reason}")
 
+    def signs(self) -> Signs | None:
+        """Of the sandbox's first process: the only child of the one that was started here."""
+        if self._process is None:
+            return None
+        pid = self._process.pid
+        try:
+            inside = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        except OSError:
+            return None
+        return signs_of(int(inside[0])) if inside else None
+
     async def diagnose(self, lifetime_seconds: float) -> Death:
         """Why the sandbox does not answer. Waits a moment for a process that is just ending."""
         if self._process is None:
@@ -270,6 +297,8 @@ class _Box:
             async with asyncio.timeout(_DIAGNOSE_SECONDS):
                 code = await self._process.wait()
         except TimeoutError:
+            if (signs := self.signs()) is not None and signs[0] == _STOPPED:
+                return Death(DeathCause.PAUSED, "its first process is stopped")
             return Death(DeathCause.UNKNOWN, "its first process runs, but does not answer")
         if time.monotonic() - self._began >= lifetime_seconds:
             return Death(DeathCause.LIFETIME, f"its lifetime of {lifetime_seconds:g} s is over")
