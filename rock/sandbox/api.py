@@ -14,9 +14,9 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from rock.errors import BadRequest, RockError, SandboxError, any_error_for
-from rock.sandbox.base import SandboxSpec
 from rock.sandbox.command import Death, ExecResult, ProcessInfo
 from rock.sandbox.logs import LogEntry, LogPage
+from rock.sandbox.spec import SandboxSpec
 from rock.sandbox.state import Capability, Changes, ResetReceipt
 from rock.secrets import redact, redact_text
 

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlencode
 
 from rock.errors import NotSupported, ProviderUnavailable, RockError, SandboxError
@@ -26,7 +26,8 @@ from rock.sandbox.base import (
     SandboxSpec,
 )
 from rock.sandbox.box.box_state import BoxState
-from rock.sandbox.box.channel_sandbox import ChannelSandbox, Identity
+from rock.sandbox.box.channel_sandbox import ChannelSandbox
+from rock.sandbox.box.identity import Identity
 from rock.sandbox.box.stateful import NETWORKS, Box, Enforced
 from rock.sandbox.box.variables import EnvChanges, changed
 from rock.sandbox.channel.channel import Channel
@@ -37,6 +38,7 @@ from rock.sandbox.ending import to_the_end
 from rock.sandbox.logs import LogEntry, LogPage
 from rock.sandbox.remote.asking import REMEDY, ServerRequests
 from rock.sandbox.remote.notes import NoteSink
+from rock.sandbox.spec import NetworkName
 from rock.sandbox.state import Capability, Changes, Held, ResetReceipt, Snapshot
 
 log = logging.getLogger(__name__)
@@ -170,7 +172,7 @@ class RemoteSandbox(ChannelSandbox):
 
     async def set_network(
         self,
-        network: Literal["none", "model", "allowlist", "full"],
+        network: NetworkName,
         allowed_hosts: tuple[str, ...] = (),
     ) -> None:
         raise NotSupported("set_network: networks are the server's to change")
