@@ -136,10 +136,6 @@ class RemoteSandbox(ChannelSandbox):
         await self._notes.close()
         await super().detach()
 
-    def drop_notes(self) -> None:
-        """Tell its log no more."""
-        self._notes.drop()
-
     async def stop(self) -> None:
         self._notes.drop()
         await super().stop()
@@ -337,14 +333,6 @@ class RemoteProvider(Provider):
             return Death(DeathCause.ENGINE_GONE, exc.message)
         except RockError as exc:
             return Death(DeathCause.GONE, f"its server has it no more: {exc.message}")
-
-    async def fall_silent(self) -> None:
-        """Renew nothing any more and close every stream, as a process that is killed does."""
-        await self._stop_beating()
-        for sandbox in self._sandboxes.values():
-            sandbox.drop_notes()
-            await sandbox.channel.close()
-        await self._server.close()
 
     async def _stop_beating(self) -> None:
         if self._beating is not None:
