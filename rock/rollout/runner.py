@@ -23,7 +23,7 @@ from rock.rollout.episode.episode import Save, Tools, run_attempt
 from rock.rollout.episode.progress import Handle
 from rock.rollout.groups import Publisher
 from rock.rollout.heartbeat import Heartbeat
-from rock.rollout.inputs.infra import InfraConfig
+from rock.rollout.inputs.sections import InfraConfig
 from rock.rollout.inputs.task import LoadedTask
 from rock.rollout.planning import (
     Planner,
