@@ -47,8 +47,9 @@ from rock.sandbox.docker.engine import Engine, Image
 from rock.sandbox.docker.engine_calls import REMEDY
 from rock.sandbox.docker.engine_stream import open_stream
 from rock.sandbox.docker.heartbeat import Heartbeat
-from rock.sandbox.docker.host_layers import ContainerRoot, HostLayers, Keeper
+from rock.sandbox.docker.host_layers import ContainerRoot, HostLayers
 from rock.sandbox.docker.images import Images
+from rock.sandbox.docker.keeper import Keeper
 from rock.sandbox.docker.reaper import reap
 from rock.sandbox.docker.removal import OwnEnd, Removal
 from rock.sandbox.ending import to_the_end
