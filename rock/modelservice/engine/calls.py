@@ -343,15 +343,13 @@ def _check_readable(parts: Iterable[bytes]) -> None:
 class Conversation:
     """What one session has said and heard."""
 
-    __slots__ = ("_by_identity", "_by_key", "_heard", "calls", "graph")
+    __slots__ = ("_by_identity", "_by_key", "calls", "graph")
 
     def __init__(self) -> None:
         self.graph = MessageGraph()
         self.calls: list[Call] = []
         self._by_identity: dict[Identity, list[Call]] = {}
         self._by_key: dict[str, Call] = {}
-        self._heard: list[chains.Earlier] = []
-        """The last answers, oldest first: at least `chains.LOOK_BACK` of them, if there are."""
 
     def look_up(self, dialect: str, request: CanonicalRequest) -> Asked:
         """Raises `BadRequest` for bytes that no worker could read."""
@@ -434,13 +432,20 @@ class Conversation:
         if marked is None:
             if branch in chains.REFINABLE:
                 new = (self.graph.blob(number) for number in extension.path)
-                branch = chains.refined(branch, new, self._heard[-chains.LOOK_BACK :])
+                branch = chains.refined(branch, new, self._answered_lately())
             call.chain_class = _SIDE_CLASSES.get(branch, before)
         else:
             call.chain_class = marked
             if call.parent is None or call.parent.chain_class != marked:
                 branch = marked if branch != "retry" else branch
         call.branch = branch
+
+    def _answered_lately(self) -> list[chains.Earlier]:
+        return [
+            chains.Earlier(call.chain_class, call.stored.choices)
+            for call in self.calls[-chains.LOOK_BACK :]
+            if isinstance(call.stored, Answer)
+        ]
 
     def _class_before(self, call: Call) -> ChainClass:
         """What a call is that goes on from its parent: after a compaction, what was compacted."""
@@ -452,13 +457,6 @@ class Conversation:
         while before is not None and before.chain_class == "compaction":
             before = before.parent
         return "main" if before is None else before.chain_class
-
-    def hear(self, call: Call, answer: Answer) -> None:
-        """A call of it got its answer."""
-        if len(self._heard) >= 2 * chains.LOOK_BACK:
-            del self._heard[: chains.LOOK_BACK]
-        messages = [choice.message for choice in answer.choices]
-        self._heard.append(chains.earlier(call.chain_class, messages))
 
     def remember(self, call: Call, parameters: bytes) -> None:
         """Let retries of the call find it."""
