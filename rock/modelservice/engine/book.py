@@ -16,7 +16,8 @@ from rock.errors import (
     SessionClosed,
     shown,
 )
-from rock.modelservice.engine.calls import Call, Conversation, Original, failure
+from rock.modelservice.engine.calls import Call, Original, failure
+from rock.modelservice.engine.conversation import Conversation
 from rock.modelservice.engine.limits import bound_of
 from rock.modelservice.engine.spans import Said
 from rock.modelservice.graph.answer import Answer

@@ -15,8 +15,7 @@ from typing import Any, cast
 import msgspec
 from msgspec import Raw, Struct
 
-from rock.modelservice.graph.answer import AnswerChoice
-from rock.modelservice.wire import ChainClass
+from rock.modelservice.wire import AssistantMessage, ChainClass
 
 _CLASS_OF_KIND: dict[str, ChainClass] = {"subagent": "subagent", "compaction": "compaction"}
 MIN_TASK_CHARS = 12
@@ -32,7 +31,8 @@ class Earlier(Struct, frozen=True):
     """An answered call of the session, for `refined`."""
 
     chain_class: ChainClass
-    choices: Sequence[AnswerChoice]
+    messages: Sequence[AssistantMessage]
+    """One for each choice."""
 
 
 class _Message(Struct):
@@ -74,8 +74,8 @@ def refined(branch: str | None, new: Iterable[bytes], earlier: Sequence[Earlier]
 def _summaries(earlier: Iterable[Earlier], longest: int) -> Iterator[str]:
     """Answers' texts of up to `longest` characters that are long enough to be known again."""
     for call in earlier:
-        for choice in call.choices:
-            text = choice.message.content
+        for said in call.messages:
+            text = said.content
             if text and len(text := text.strip()) >= MIN_SUMMARY_CHARS and len(text) <= longest:
                 yield text
 
@@ -84,8 +84,8 @@ def tasks_given(earlier: Iterable[Earlier]) -> set[str]:
     """Every text that an answer's tool call gave as an argument."""
     found: set[str] = set()
     for call in earlier:
-        for choice in call.choices:
-            for tool_call in choice.message.tool_calls or ():
+        for said in call.messages:
+            for tool_call in said.tool_calls or ():
                 found.update(_arguments(tool_call.function.arguments))
     return found
 
