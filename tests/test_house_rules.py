@@ -4,6 +4,7 @@ import inspect
 import re
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,17 @@ def test_importing_rock_imports_nothing() -> None:
         [sys.executable, "-S", "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=20
     )
     assert (done.returncode, done.stdout.strip()) == (0, "")
+
+
+def test_every_c_file_includes_only_what_is_below_it() -> None:
+    native = ROOT / "rock" / "sandbox" / "native"
+    below: dict[str, set[str]] = {}
+    for path in [*native.glob("*.c"), *native.glob("*.h")]:
+        included = re.findall(r'^#include "(\w+)\.h"', path.read_text(), re.MULTILINE)
+        below.setdefault(path.stem, set()).update(set(included) - {path.stem})
+    TopologicalSorter(below).prepare()  # raises CycleError, with the circle
+    with pytest.raises(CycleError):
+        TopologicalSorter(below | {"wire": {"requests"}}).prepare()
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)

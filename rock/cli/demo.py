@@ -27,7 +27,8 @@ from rock.cli.running.run import print_result, until_signalled
 from rock.config import inherited_environment, read_environment, validated
 from rock.errors import RockError
 from rock.modelservice.hosting.supervise import ServiceProcess, kept_up
-from rock.rollout.inputs.runfile import AgentConfig, MountConfig, RunFile
+from rock.rollout.inputs.runfile import RunFile
+from rock.rollout.inputs.sections import AgentConfig, MountConfig
 from rock.rollout.run import RunResult, ServiceAddress, run
 from rock.rollout.tasks.humaneval import problems
 from rock.sandbox.ending import to_the_end

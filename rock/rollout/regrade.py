@@ -23,7 +23,8 @@ from rock.errors import (
     first_error,
 )
 from rock.rollout.building import make_ready
-from rock.rollout.episode.episode import SLACK_SECONDS, Tools
+from rock.rollout.episode.episode import Tools
+from rock.rollout.episode.specs import SLACK_SECONDS
 from rock.rollout.episode.workspace import keep_output, kept_workspace
 from rock.rollout.grading import Exam, SessionBench, Setting, lay_out
 from rock.rollout.groups import final_record

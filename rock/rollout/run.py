@@ -28,8 +28,8 @@ from rock.modelservice.client.shards import AdminShards
 from rock.modelservice.hosting.supervise import ServiceProcess, kept_up
 from rock.rollout.building import refuse_unbuilt
 from rock.rollout.episode.episode import Tools
+from rock.rollout.inputs.fields import BUILT_IN, QUEUE
 from rock.rollout.inputs.functions import load_function
-from rock.rollout.inputs.graders import BUILT_IN, QUEUE
 from rock.rollout.inputs.leaks import refuse_leaks
 from rock.rollout.inputs.networks import refuse_wide
 from rock.rollout.inputs.runfile import RunFile, load_run_file

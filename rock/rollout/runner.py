@@ -18,12 +18,11 @@ from dataclasses import dataclass
 import tenacity
 
 from rock.errors import RunFailed, first_error
-from rock.rollout.curriculum import curriculum
 from rock.rollout.episode.episode import Save, Tools, run_attempt
 from rock.rollout.episode.progress import Handle
 from rock.rollout.groups import Publisher
 from rock.rollout.heartbeat import Heartbeat
-from rock.rollout.inputs.infra import InfraConfig
+from rock.rollout.inputs.sections import InfraConfig
 from rock.rollout.inputs.task import LoadedTask
 from rock.rollout.planning import (
     Planner,
@@ -40,10 +39,11 @@ from rock.rollout.records.outcome import RUN_AGAIN, TABLE, OutcomeClass
 from rock.rollout.records.record import Plan, Record, now
 from rock.rollout.records.rundir import RunDir
 from rock.rollout.report.events import AttemptDone, GroupLeftOut, TrainerAwaited
-from rock.rollout.room import RoomWatch
 from rock.rollout.scheduler.core import Scheduler
+from rock.rollout.scheduler.curriculum import curriculum
 from rock.rollout.scheduler.plan import Cancel, Decision, Ending, Reopen, Settled, Start
 from rock.rollout.scheduler.pool import Curriculum
+from rock.rollout.scheduler.room import RoomWatch
 
 MAX_BACKOFF_SECONDS = 60.0
 LONGEST_WAIT_SECONDS = 5.0

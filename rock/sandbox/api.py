@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from rock.errors import BadRequest, RockError, SandboxError, any_error_for
-from rock.sandbox.base import SandboxSpec
 from rock.sandbox.command import Death, ExecResult, ProcessInfo
 from rock.sandbox.logs import LogEntry, LogPage
+from rock.sandbox.spec import NetworkName, SandboxSpec
 from rock.sandbox.state import Capability, Changes, ResetReceipt
 from rock.secrets import redact, redact_text
 
@@ -156,7 +156,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NetworkRequest(msgspec.Struct, frozen=True, kw_only=True):
-    network: Literal["none", "model", "allowlist", "full"]
+    network: NetworkName
     allowed_hosts: tuple[str, ...] = ()
 
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rock.errors import ConfigError
-from rock.sandbox.base import Mount, SandboxSpec
 from rock.sandbox.network import check_hosts
+from rock.sandbox.spec import Mount, SandboxSpec
 
 _ENGINE_SOCKETS = (
     "/run/docker.sock",

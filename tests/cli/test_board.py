@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import threading
 from pathlib import Path
 from typing import get_args
 
@@ -134,17 +135,31 @@ EVENTS: list[Event] = [
 ]
 
 
+class Screen(io.StringIO):
+    """A terminal that says when it has been sent a text."""
+
+    def __init__(self, awaited: str) -> None:
+        super().__init__()
+        self._awaited = awaited
+        self.shown = threading.Event()
+
+    def write(self, text: str) -> int:
+        count = super().write(text)
+        if self._awaited in text:
+            self.shown.set()
+        return count
+
+
 def test_a_terminal_gets_a_picture_that_is_gone_at_the_end() -> None:
-    screen = io.StringIO()
+    screen = Screen("slowest now:")
     console = Console(file=screen, force_terminal=True, width=120, highlight=False)
     with TextView(console) as view:
         for event in EVENTS[:3]:
             view.on_event(event)
-        view.redraw()
+        assert screen.shown.wait(10)
         drawn = screen.getvalue()
         for event in EVENTS[3:]:
             view.on_event(event)
-    assert "slowest now:" in drawn
     assert "\x1b[" in drawn
     assert "━" in drawn
 

@@ -15,9 +15,9 @@ from typing import cast
 import pytest
 
 from rock.errors import RockError, Unauthorized
-from rock.modelservice.planes.connection import MAX_HEAD_BYTES
 from rock.modelservice.planes.listening import Adapter, Bounds, bind, listening
 from rock.modelservice.planes.plane import EventStream, Outcome, Parked, Reply, Request
+from rock.modelservice.planes.reader import MAX_HEAD_BYTES
 
 BOUNDS = Bounds(max_body_bytes=100_000, body_seconds=0.5)
 

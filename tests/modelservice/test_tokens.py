@@ -25,7 +25,9 @@ def test_packed_logprobs_come_back_the_same(logprobs: list[float]) -> None:
 
 
 def test_a_good_sample_has_nothing_against_it() -> None:
-    assert tokens.reason_against_sample([1, 2**31 - 1], [0.0, -20.5]) is None
+    ids, logprobs = [1, 2**31 - 1], [0.0, -20.5]
+    packed = tokens.pack_ids(ids), tokens.pack_logprobs(logprobs)
+    assert tokens.pack_sample(ids, logprobs) == packed
     assert tokens.pack_prompt([0, 7]) == (tokens.pack_ids([0, 7]), None)
 
 
@@ -42,13 +44,23 @@ def test_a_good_sample_has_nothing_against_it() -> None:
         ([1], [-math.inf], "not finite"),
         ([1, 2], [math.inf, -math.inf], "not finite"),
         ([1], [-1e300], "not finite"),
+        ([1], [-2e30], "not finite"),
         ([1], [0.01], "above 0"),
+        ([1, 2], [-1.0, 5e-324], "above 0"),
+        ([1, 2], [-1.0, 1e-45], "above 0"),
+        ([1], [1e300], "above 0"),
     ],
 )
 def test_a_sample_that_is_not_exactly_right_gets_its_reason(
     ids: list[int] | None, logprobs: list[float] | None, reason: str
 ) -> None:
-    assert reason in (tokens.reason_against_sample(ids, logprobs) or "")
+    assert reason in tokens.pack_sample(ids, logprobs)
+
+
+@given(st.lists(st.floats(), min_size=1))
+def test_a_sample_is_packed_just_if_each_logprob_is_one(logprobs: list[float]) -> None:
+    right = all(-1e30 <= one <= 0 for one in logprobs)
+    assert isinstance(tokens.pack_sample([1] * len(logprobs), logprobs), tuple) == right
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ from rock.sandbox.base import Limits, Sandbox, SandboxSpec
 from rock.sandbox.command import DeathCause, ExecResult, ExecStatus
 from rock.sandbox.docker import DockerProvider
 from rock.sandbox.docker.autopsy import read
-from rock.sandbox.docker.engine import DEFAULT_ADDRESS, Event
+from rock.sandbox.docker.engine import Event
+from rock.sandbox.docker.engine_calls import DEFAULT_ADDRESS
 from rock.sandbox.local import LocalProvider
 from rock.testing.sandbox_conformance.subject import written
 from tests.needs import BUSYBOX_IMAGE

@@ -39,7 +39,7 @@ async def test_a_helper_that_is_killed_ends_a_call_with_what_there_was(tmp_path:
             os.kill(child, signal.SIGKILL)
         helper.process.kill()
         executed = await run
-        assert executed.stdout.kept == b"before\n"
+        assert executed.output.stdout.kept == b"before\n"
         assert executed.reply is None or executed.reply.type is FrameType.LOST
         with pytest.raises(SandboxDied):
             await helper.channel.ping()
@@ -116,14 +116,14 @@ async def test_a_command_gets_three_descriptors_and_no_other(tmp_path: Path) -> 
         blocked = asyncio.ensure_future(helper.run("sh", "-c", "echo x >up; sleep 300"))
         await read_when_written(tmp_path / "up")
         executed = await helper.run("sh", "-c", "ls /proc/$$/fd", stdin=b"x")
-        assert executed.stdout.kept.split() == [b"0", b"1", b"2"]
+        assert executed.output.stdout.kept.split() == [b"0", b"1", b"2"]
         blocked.cancel()
 
 
 async def test_a_command_starts_with_default_signals_and_its_own_session(tmp_path: Path) -> None:
     async with plain_helper(tmp_path) as helper:
         executed = await helper.run("cat", "/proc/self/status")
-        lines = executed.stdout.kept.decode().splitlines()
+        lines = executed.output.stdout.kept.decode().splitlines()
         status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
         for kind in ("SigBlk", "SigIgn", "SigCgt"):
             assert int(status[kind], 16) == 0, kind
@@ -134,9 +134,9 @@ async def test_limits_reach_the_command_and_only_it(tmp_path: Path) -> None:
     async with plain_helper(tmp_path) as helper:
         limits = ((resource.RLIMIT_NOFILE, 77), (resource.RLIMIT_CORE, 0))
         executed = await helper.run("sh", "-c", "ulimit -n; ulimit -c", limits=limits)
-        assert executed.stdout.kept == b"77\n0\n"
+        assert executed.output.stdout.kept == b"77\n0\n"
         free = await helper.run("sh", "-c", "ulimit -n")
-        assert int(free.stdout.kept) > 77
+        assert int(free.output.stdout.kept) > 77
 
 
 async def test_calls_leave_no_descriptor_behind(tmp_path: Path) -> None:

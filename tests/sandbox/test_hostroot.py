@@ -4,7 +4,7 @@ import io
 import tarfile
 from pathlib import Path
 
-from rock.sandbox.box.channel_sandbox import AGENT_UID
+from rock.sandbox.box.identity import AGENT_UID
 from rock.sandbox.docker import hostroot
 
 

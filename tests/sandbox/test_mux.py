@@ -91,8 +91,8 @@ async def remote(folder: Path) -> AsyncGenerator[Remote]:
 async def test_a_command_is_what_it_is_without_a_stream(tmp_path: Path) -> None:
     async with remote(tmp_path) as helper:
         executed = await helper.run("cat; echo err >&2; exit 3", stdin=b"x" * 1_000_000)
-        assert executed.stdout.kept == b"x" * 1_000_000
-        assert executed.stderr.kept == b"err\n"
+        assert executed.output.stdout.kept == b"x" * 1_000_000
+        assert executed.output.stderr.kept == b"err\n"
         assert ended(executed).value == 3
 
 
@@ -101,8 +101,8 @@ async def test_no_output_is_missing_when_the_result_is_there(tmp_path: Path) -> 
     async with remote(tmp_path) as helper:
         for _ in range(20):
             executed = await helper.run("head -c 700000 /dev/zero; printf end")
-            assert executed.stdout.total_bytes == 700_003
-            assert executed.stdout.kept.endswith(b"end")
+            assert executed.output.stdout.total_bytes == 700_003
+            assert executed.output.stdout.kept.endswith(b"end")
 
 
 async def test_a_command_has_begun_whatever_of_its_output_came_first() -> None:
@@ -153,7 +153,9 @@ async def test_one_that_reads_nothing_holds_up_nobody_else(tmp_path: Path) -> No
         execution, pid = await helper.channel.start(request, kept_bytes=1000, held=True)
         try:
             for _ in range(10):
-                assert (await helper.run("head -c 500000 /dev/zero")).stdout.total_bytes == 500_000
+                assert (
+                    await helper.run("head -c 500000 /dev/zero")
+                ).output.stdout.total_bytes == 500_000
         finally:
             execution.close()
         await wait_until_gone(pid)
@@ -177,7 +179,7 @@ async def test_a_stream_that_breaks_ends_its_commands_and_a_new_one_is_opened(
         execution.close()
         assert executed.reply is None
         await wait_until_gone(pid)
-        assert (await helper.run("echo again")).stdout.kept == b"again\n"
+        assert (await helper.run("echo again")).output.stdout.kept == b"again\n"
         assert len(helper.streams) == 2
 
 

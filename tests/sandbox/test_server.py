@@ -26,16 +26,17 @@ from rock.sandbox.local import LocalProvider
 from rock.sandbox.remote import RemoteProvider
 from rock.sandbox.remote.server import SandboxServer, serving
 from rock.testing.sandbox_conformance.subject import until, written
+from tests.sandbox.cable import cable_to
 
 KEY = "the key of the test"
 pytestmark = pytest.mark.userns
 
 
 @asynccontextmanager
-async def _served(*, lease_seconds: float = 60.0) -> AsyncGenerator[tuple[str, RemoteProvider]]:
+async def _served() -> AsyncGenerator[tuple[str, RemoteProvider]]:
     async with (
         serving(SandboxServer(LocalProvider(), key=KEY)) as url,
-        RemoteProvider(url, KEY, lease_seconds=lease_seconds) as provider,
+        RemoteProvider(url, KEY) as provider,
     ):
         yield url, provider
 
@@ -110,8 +111,11 @@ async def test_host_directories_are_not_a_clients_to_mount(tmp_path: Path) -> No
 
 
 async def test_a_sandbox_whose_client_has_gone_is_stopped() -> None:
-    async with _served() as (url, provider):
-        lost = RemoteProvider(url, KEY, lease_seconds=2.0)
+    async with (
+        _served() as (url, provider),
+        cable_to(url) as cable,
+        RemoteProvider(cable.url, KEY, lease_seconds=2.0) as lost,
+    ):
         box = await lost.create(SandboxSpec())
         kept = await lost.create(SandboxSpec())
         process = await kept.spawn(["sleep", "300"])
@@ -121,8 +125,7 @@ async def test_a_sandbox_whose_client_has_gone_is_stopped() -> None:
 
         await until("both are older than their lease", outlived)
         assert {info.id for info in await provider.list()} == {box.id, kept.id}
-        # The client falls silent, as one that was killed.
-        await lost.fall_silent()
+        await cable.cut()
 
         async def stopped() -> bool:
             return not await provider.list()
@@ -192,11 +195,15 @@ async def test_a_snapshot_outlives_its_sandbox_and_is_dropped_with_its_client() 
 
 
 async def test_a_snapshot_of_a_client_that_was_killed_is_dropped_when_its_lease_is_over() -> None:
-    async with _served(lease_seconds=0.3) as (url, provider), RemoteProvider(url, KEY) as watcher:
-        box = await provider.create(SandboxSpec())
+    async with (
+        _served() as (url, watcher),
+        cable_to(url) as cable,
+        RemoteProvider(cable.url, KEY, lease_seconds=0.3) as lost,
+    ):
+        box = await lost.create(SandboxSpec())
         await box.snapshot()
         assert len(await watcher.snapshots()) == 1
-        await provider.fall_silent()
+        await cable.cut()
 
         async def dropped() -> bool:
             return await watcher.snapshots() == []

@@ -19,6 +19,7 @@ from rock.sandbox.local.local import LocalProvider
 from rock.sandbox.remote.remote import RemoteProvider
 from rock.sandbox.remote.server import SandboxServer, serving
 from rock.testing.sandbox_conformance.subject import until, written
+from tests.sandbox.cable import cable_to
 
 KEY = "the key of the test"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
@@ -99,16 +100,16 @@ async def test_a_client_that_vanishes_takes_its_commands_along_and_nothing_else(
         )
         writer.write(head.encode() + body)
         # The other reads a stream over its channel.
-        other = RemoteProvider(url, KEY)
-        stream = await other.attach((await other.list())[0]).spawn(
-            ["sh", "-c", "while sleep 0.01; do echo x; done; exec sleep 302"], streamed=True
-        )
-        assert (await anext(aiter(stream.events()))).data.startswith(b"x")
+        async with cable_to(url) as cable, RemoteProvider(cable.url, KEY) as other:
+            stream = await other.attach((await other.list())[0]).spawn(
+                ["sh", "-c", "while sleep 0.01; do echo x; done; exec sleep 302"], streamed=True
+            )
+            assert (await anext(aiter(stream.events()))).data.startswith(b"x")
 
-        await until("the command runs", lambda: _runs(inside, "301"))
-        assert stream.running
-        writer.transport.abort()
-        await other.fall_silent()
+            await until("the command runs", lambda: _runs(inside, "301"))
+            assert stream.running
+            writer.transport.abort()
+            await cable.cut()
 
         async def alone() -> bool:
             names = [one.command for one in await inside.list_processes()]

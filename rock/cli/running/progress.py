@@ -111,11 +111,6 @@ class TextView:
             self._next_status = self._clock() + STATUS_EVERY_SECONDS
             self.console.print(Text("; ".join(status_lines(self.board))), soft_wrap=True)
 
-    def redraw(self) -> None:
-        """At once, on a terminal; otherwise it is drawn a few times a second."""
-        if self._live is not None:
-            self._live.refresh()
-
     def _drawn(self) -> RenderableType:
         with self._lock:
             if not self.board.total:

@@ -17,7 +17,8 @@ from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from rock.errors import ServiceUnavailable
-from rock.modelservice.client.client import AdminClient, ControlClient, TrainerClient
+from rock.modelservice.client.client import AdminClient, TrainerClient
+from rock.modelservice.client.control import ControlClient
 
 CLOSED = "the client is closed; use it inside `with`"
 

@@ -17,7 +17,7 @@ from yarl import URL
 
 from rock.errors import JournalError, ServiceUnavailable
 from rock.modelservice import wire
-from rock.modelservice.client.client import ControlClient
+from rock.modelservice.client.control import ControlClient
 from rock.modelservice.sharding import shard_of, split
 
 C = TypeVar("C", bound=ControlClient)

@@ -20,7 +20,8 @@ from collections.abc import Callable, Sequence
 
 from rock.errors import RockError, ServiceUnavailable
 from rock.modelservice import wire
-from rock.modelservice.client.client import AdminClient, ControlClient, TrainerClient
+from rock.modelservice.client.client import AdminClient, TrainerClient
+from rock.modelservice.client.control import ControlClient
 from rock.modelservice.client.fanout import AWAY, Shards
 from rock.modelservice.graph import deltas
 from rock.modelservice.sharding import one_policy, one_stats, shares, split

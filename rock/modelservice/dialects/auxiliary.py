@@ -51,6 +51,13 @@ class _Message(Struct):
 _message = msgspec.json.Decoder(_Message)
 
 
+class _Head(Struct):
+    role: str = ""
+
+
+_head = msgspec.json.Decoder(_Head)
+
+
 class _Part(Struct):
     text: str = ""
 
@@ -101,10 +108,9 @@ def _codex_kind(header: str) -> Kind | None:
 
 def _marked_system(request: CanonicalRequest) -> Kind | None:
     for raw in request.messages[:3]:
-        message = _decoded(raw)
-        if message.role not in ("system", "developer"):
+        if _role(raw) not in ("system", "developer"):
             return None
-        head = _text(message)[:HEAD_CHARS]
+        head = _text(_decoded(raw))[:HEAD_CHARS]
         for mark, kind in _SYSTEM_MARKS:
             if mark in head:
                 return kind
@@ -117,6 +123,14 @@ def _opening(text: str) -> Kind | None:
     if not start.startswith(_USER_HEADS):
         return None
     return next(kind for mark, kind in _USER_MARKS if start.startswith(mark))
+
+
+def _role(raw: Raw) -> str:
+    """Without reading the rest, which can be long."""
+    try:
+        return _head.decode(raw).role
+    except (msgspec.DecodeError, RecursionError):
+        return ""
 
 
 def _decoded(raw: Raw) -> _Message:

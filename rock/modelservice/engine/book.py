@@ -16,7 +16,8 @@ from rock.errors import (
     SessionClosed,
     shown,
 )
-from rock.modelservice.engine.calls import Call, Conversation, Original, failure
+from rock.modelservice.engine.calls import Call, Original, failure
+from rock.modelservice.engine.conversation import Conversation
 from rock.modelservice.engine.limits import bound_of
 from rock.modelservice.engine.spans import Said
 from rock.modelservice.graph.answer import Answer
@@ -207,10 +208,9 @@ class Book:
             call.forget_spans()
         call.answered_lease = record.lease
         call.fingerprint = record.fingerprint
-        conversation = self._conversations[call.session.id]
-        conversation.hear(call, answer)
+        graph = self._conversations[call.session.id].graph
         for number, choice in enumerate(record.choices):
-            conversation.graph.add_answer(call.leaf, AnswerRef(call.number, number), choice.message)
+            graph.add_answer(call.leaf, AnswerRef(call.number, number), choice.message)
         call.session.use(record.usage)
         if call.session.first_sampled_version is None:
             call.session.first_sampled_version = _first_version(record)

@@ -28,11 +28,10 @@ def span_record(call: str, partial: Partial, version: PolicyVersion | None) -> r
         raise BadRequest(f"index: expected 0 or more, got {partial.index}", param="index")
     ids = logprobs = None
     if partial.token_ids is not None or partial.logprobs is not None:
-        reason = tokens.reason_against_sample(partial.token_ids, partial.logprobs)
-        if reason is not None:
-            raise BadRequest(f"partial {partial.index}: {reason}", param="token_ids")
-        ids = tokens.pack_ids(partial.token_ids or ())
-        logprobs = tokens.pack_logprobs(partial.logprobs or ())
+        sample = tokens.pack_sample(partial.token_ids, partial.logprobs)
+        if isinstance(sample, str):
+            raise BadRequest(f"partial {partial.index}: {sample}", param="token_ids")
+        ids, logprobs = sample
     prompt = None
     if partial.prompt_token_ids is not None:
         prompt, reason = tokens.pack_prompt(partial.prompt_token_ids)

@@ -9,7 +9,7 @@ task is an argument of the call that started it, and a history that was compacte
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -24,29 +24,15 @@ MIN_SUMMARY_CHARS = 60
 """The same for an answer that is quoted."""
 REFINABLE = ("new_root", "edit")
 LOOK_BACK = 32
-"""How many of a session's last answers are searched."""
+"""Among how many of a session's last calls answers are searched."""
 
 
 class Earlier(Struct, frozen=True):
     """An answered call of the session, for `refined`."""
 
     chain_class: ChainClass
-    summaries: tuple[str, ...] = ()
-    """Its texts that are long enough to be known again."""
-    calling: tuple[AssistantMessage, ...] = ()
-    """Its messages with tool calls."""
-
-
-def earlier(chain_class: ChainClass, messages: Sequence[AssistantMessage]) -> Earlier:
-    summaries: list[str] = []
-    calling: list[AssistantMessage] = []
-    for said in messages:
-        text = said.content.strip() if said.content else ""
-        if len(text) >= MIN_SUMMARY_CHARS:
-            summaries.append(text)
-        if said.tool_calls:
-            calling.append(said)
-    return Earlier(chain_class, tuple(summaries), tuple(calling))
+    messages: Sequence[AssistantMessage]
+    """One for each choice."""
 
 
 class _Message(Struct):
@@ -78,18 +64,27 @@ def refined(branch: str | None, new: Iterable[bytes], earlier: Sequence[Earlier]
     longest = max(map(len, texts), default=0)
     if branch == "new_root" and not tasks_given(earlier).isdisjoint(map(str.strip, texts)):
         return "subagent"
-    for call in earlier:
-        for summary in call.summaries:
-            if len(summary) <= longest and any(summary in text for text in texts):
-                return "compaction"
+    if longest >= MIN_SUMMARY_CHARS and any(
+        any(summary in text for text in texts) for summary in _summaries(earlier, longest)
+    ):
+        return "compaction"
     return branch
+
+
+def _summaries(earlier: Iterable[Earlier], longest: int) -> Iterator[str]:
+    """Answers' texts of up to `longest` characters that are long enough to be known again."""
+    for call in earlier:
+        for said in call.messages:
+            text = said.content
+            if text and len(text := text.strip()) >= MIN_SUMMARY_CHARS and len(text) <= longest:
+                yield text
 
 
 def tasks_given(earlier: Iterable[Earlier]) -> set[str]:
     """Every text that an answer's tool call gave as an argument."""
     found: set[str] = set()
     for call in earlier:
-        for said in call.calling:
+        for said in call.messages:
             for tool_call in said.tool_calls or ():
                 found.update(_arguments(tool_call.function.arguments))
     return found

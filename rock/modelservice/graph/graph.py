@@ -18,7 +18,6 @@ from rock.modelservice.graph.messages import Described, describe, describe_answe
 from rock.modelservice.wire import AssistantMessage
 
 _ROOT = 0
-_DIGEST_MASK = 2**64 - 1
 _SYSTEM_ROLES = ("system", "developer")
 
 
@@ -88,7 +87,7 @@ class MessageGraph:
         self._normal_parent = array("i", [_ROOT])
         self._normal_role: list[str] = [""]
         self._normal_children: dict[int, int] = {}
-        """By parent and digest in one number, as `_children` are: a tuple is one more object that stays."""
+        """By parent and digest in one number: a tuple is one more object that stays."""
         self._answers: dict[int, AnswerRef] = {}
         self._answer_of_call_id: dict[str, tuple[int, AnswerRef] | None] = {}
         self._echoes: dict[int, AnswerRef] = {}
@@ -282,7 +281,7 @@ class MessageGraph:
         return None
 
     def _normal_child(self, parent: int, described: Described) -> tuple[int, bool]:
-        key = parent << 64 | (described.digest & _DIGEST_MASK)
+        key = hash((parent, described.digest))
         node = self._normal_children.get(key)
         if node is not None:
             return node, True

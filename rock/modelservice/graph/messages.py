@@ -74,7 +74,7 @@ def _describe(fields: dict[str, Raw]) -> Described:
     role = sys.intern(_text.decode(fields["role"])) if "role" in fields else ""
     assistant = role == "assistant"
     text, others = _content(bytes(fields.get("content", Raw(b"null"))))
-    parts = [role.encode(), (text.strip() if assistant else text).encode(), *others]
+    parts: list[str | bytes] = [role, text.strip() if assistant else text, *others]
     calls = bytes(fields.get("tool_calls", Raw(b"null")))
     call_ids: list[str] = []
     if calls not in _EMPTY:
@@ -142,8 +142,8 @@ def _one_spelling(value: Any) -> Any:
 
 def _digest_text(role: str, text: str) -> int:
     """`_digest` of a role and a text, which nearly all messages are."""
-    return hash((role.encode(), text.encode()))
+    return hash((role, text))
 
 
-def _digest(parts: list[bytes]) -> int:
+def _digest(parts: list[str | bytes]) -> int:
     return hash(tuple(parts))

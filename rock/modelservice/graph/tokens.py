@@ -11,16 +11,19 @@ import struct
 import sys
 from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 
 _INT32_MAX = 2**31 - 1
 _LOWEST = -1e30
 """Far below any real log-probability, safely inside float32."""
+_NEGATIVE = bytes(range(0x80, 0xF1))
+"""The top bytes of float32 below 0 and above `_LOWEST`."""
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:
     """Raises `OverflowError` for what is no int32: check first."""
     try:
-        return struct.pack(f"={len(ids)}i", *ids)  # half of what filling an array costs
+        return _layout(len(ids), "i").pack(*ids)  # a quarter of what filling an array costs
     except struct.error as exc:
         raise OverflowError(f"expected int32 ids: {exc}") from exc
 
@@ -30,11 +33,17 @@ def unpack_ids(packed: bytes) -> list[int]:
 
 
 def pack_logprobs(logprobs: Sequence[float]) -> bytes:
-    return struct.pack(f"={len(logprobs)}f", *logprobs)
+    """Raises `OverflowError` for what is no float32: check first."""
+    return _layout(len(logprobs), "f").pack(*logprobs)
 
 
 def unpack_logprobs(packed: bytes) -> list[float]:
     return array("f", packed).tolist()
+
+
+@lru_cache(maxsize=4096)
+def _layout(count: int, kind: str) -> struct.Struct:
+    return struct.Struct(f"={count}{kind}")  # reading the format costs as much as packing by it
 
 
 def count(packed: bytes) -> int:
@@ -67,28 +76,29 @@ def pack_prompt(
     return _pack_checked(ids, "prompt_token_ids")
 
 
-def reason_against_sample(
-    ids: Sequence[int] | None, logprobs: Sequence[float] | None
-) -> str | None:
-    """Why a sampled answer cannot be trained on; None if it can."""
-    return pack_sample(ids, logprobs)[1]
-
-
 def pack_sample(
     ids: Sequence[int] | None, logprobs: Sequence[float] | None
-) -> tuple[bytes | None, str | None]:
-    """(packed ids, None) of a sampled answer, or (None, why it cannot be trained on)."""
+) -> tuple[bytes, bytes] | str:
+    """(packed ids, packed log-probabilities) of a sampled answer, or why it cannot be trained on."""
     if ids is None:
-        return None, "no token_ids"
+        return "no token_ids"
     if logprobs is None:
-        return None, "no logprobs"
+        return "no logprobs"
     if not ids:
-        return None, "empty token_ids"
+        return "empty token_ids"
     if len(ids) != len(logprobs):
-        return None, f"{len(ids)} token_ids but {len(logprobs)} logprobs"
+        return f"{len(ids)} token_ids but {len(logprobs)} logprobs"
     packed, reason = _pack_checked(ids, "token_ids")
-    reason = reason or _reason_against_logprobs(logprobs)
-    return (packed, None) if reason is None else (None, reason)
+    if packed is None:
+        return reason or ""
+    try:
+        packed_logprobs = pack_logprobs(logprobs)
+    except OverflowError:  # float32 has no room for them, and it has for all that are right
+        return _reason_against_logprobs(logprobs) or ""
+    # The good case is read off the top bytes, where a usual log-probability shows its sign and size.
+    top = packed_logprobs[3::4] if sys.byteorder == "little" else packed_logprobs[::4]
+    reason = _reason_against_logprobs(logprobs) if top.translate(None, _NEGATIVE) else None
+    return (packed, packed_logprobs) if reason is None else reason
 
 
 def _pack_checked(ids: Sequence[int], name: str) -> tuple[bytes | None, str | None]:

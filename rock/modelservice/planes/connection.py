@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection of a plane: an asyncio protocol around llhttp (`httptools`).
+"""One HTTP/1.1 connection of a plane: an asyncio protocol that answers what its `reader` reads.
 
 A request is handed to the plane when its head is complete; the body is awaited only by who asks for
 it. What the plane makes of it (`plane.Outcome`) is written at once, when it is told to be there, or by
@@ -12,47 +12,38 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
 from collections.abc import Coroutine
 from functools import partial
 from typing import Any, cast
 
-from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
-
-from rock.errors import BadRequest, PayloadTooLarge, RockError
+from rock.errors import PayloadTooLarge, RockError
 from rock.modelservice.planes.adapter import Adapter
 from rock.modelservice.planes.heads import CONTINUE, head, stream_head
-from rock.modelservice.planes.incoming import Incoming, far_ahead, lowered
+from rock.modelservice.planes.incoming import Incoming, far_ahead
 from rock.modelservice.planes.peers import has_left
 from rock.modelservice.planes.plane import EventStream, Outcome, Parked, Reply, Request
+from rock.modelservice.planes.reader import RequestReader
 
 log = logging.getLogger(__name__)
 
-MAX_HEAD_BYTES = 64 * 1024
 LINGER_SECONDS = 10.0
 
 
 class Connection(asyncio.Protocol):
-    """See the module. `peers` is the listener's set of open connections; `alive` is in it."""
+    """See the module. `peers` is the listener's set of open connections."""
 
     __slots__ = (
         "_adapter",
-        "_arriving",
-        "_asked",
         "_busy",
-        "_deaf",
         "_drained",
-        "_head_at",
-        "_head_bytes",
         "_idle_since",
         "_linger",
         "_loop",
         "_parked",
-        "_parser",
         "_paused",
         "_peers",
-        "_plain_left",
         "_queue",
+        "_reader",
         "_rested",
         "_transport",
         "_turning",
@@ -65,17 +56,8 @@ class Connection(asyncio.Protocol):
         self._adapter = adapter
         self._peers = peers
         self._loop = asyncio.get_running_loop()
-        self._parser = HttpRequestParser(self)
-        self._queue: deque[Incoming] = deque()
-        """Requests not answered, in order; the parser fills the last."""
-        self._arriving: Incoming | None = None
-        """The request whose head is not complete."""
-        self._head_bytes = 0
-        self._head_at = 0.0
-        self._plain_left = 0
-        """Bytes of a body that are still to come, where the parser does not count them."""
-        self._deaf = False
-        """Nothing more is read as HTTP."""
+        self._reader = RequestReader(adapter.bounds, self._loop, self._after)
+        self._queue = self._reader.queue
         self._drained: asyncio.Future[None] | None = None
         self._linger: asyncio.TimerHandle | None = None
         self._paused = False
@@ -93,8 +75,6 @@ class Connection(asyncio.Protocol):
         self._rested: asyncio.Future[None] | None = None
         self.task: asyncio.Task[None] | None = None
         """What answers the first request, if something has to run."""
-        self._asked = False
-        """A request has come."""
         self._idle_since = self._loop.time()
         """Since when no request is being answered, whatever else may trickle in."""
 
@@ -106,7 +86,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._peers.discard(self)
-        self._deaf = True
+        self._reader.deaf = True
         if self._linger is not None:
             self._linger.cancel()
         unsent, self._unsent = self._unsent, None
@@ -130,141 +110,16 @@ class Connection(asyncio.Protocol):
             self._finish(self._queue[0])
 
     def data_received(self, data: bytes) -> None:
-        if self._deaf:
-            return
-        begun = self._arriving
         self._turning = True  # not from inside the parser
-        self._feed(data)
+        self._reader.feed(data)
         self._turning = False
-        if begun is not None and self._arriving is begun:
-            # What came with the end of the request before is not counted: it is one read at most.
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES:
-                self._broken(BadRequest(f"the head is over {MAX_HEAD_BYTES} bytes"))
         if not self._busy:
             self._next()
         if self._busy and len(self._queue) > 1 and far_ahead(self._queue):
             self._paused = True
             self._transport.pause_reading()
 
-    def _feed(self, data: bytes) -> None:
-        try:
-            while data and not self._deaf:
-                if self._plain_left:
-                    body, data = data[: self._plain_left], data[self._plain_left :]
-                    self._plain_left -= len(body)
-                    self.on_body(body)
-                    if not self._plain_left:
-                        self._complete()
-                    continue
-                try:
-                    self._parser.feed_data(data)
-                    return
-                except HttpParserUpgrade as exc:
-                    offset: int = exc.args[0]
-                    data = data[offset:]
-                    self._decline_upgrade()
-        except HttpParserError as exc:
-            self._broken(exc)
-
-    def _decline_upgrade(self) -> None:
-        """Go on in HTTP/1.1 after a request that asked for another protocol, as one may. The parser
-        gives up before its body, so that is counted here."""
-        incoming = self._queue[-1]
-        self._parser = HttpRequestParser(self)
-        length = incoming.headers.get("content-length", "0")
-        if "transfer-encoding" in incoming.headers or not length.isdigit():
-            self._broken(BadRequest("a request for another protocol, with a body in chunks"))
-            return
-        incoming.keep_alive = incoming.keep_alive and incoming.method != "CONNECT"
-        self._plain_left = int(length)
-        if not self._plain_left:
-            self._complete()
-
-    def _broken(self, exc: Exception) -> None:
-        """What follows on this connection cannot be understood."""
-        self._deaf = True
-        why = exc.message if isinstance(exc, RockError) else str(exc).partition("\n")[0][:200]
-        log.info("refused what is no HTTP request: %s", why)
-        incoming = self._queue[-1] if self._queue else None
-        if self._arriving is not None or incoming is None or incoming.complete:
-            incoming = self._arriving or Incoming()
-            self._arriving = None
-            incoming.bad = BadRequest(f"this is no HTTP request: {why}")
-            self._queue.append(incoming)
-        elif incoming.bad is None:
-            incoming.bad = BadRequest(f"the body broke off or is badly encoded: {why}")
-        incoming.keep_alive = False
-        incoming.wake()
-        if incoming.answered:
-            self._transport.close()
-
-    # --- the parser's side ---
-
-    def on_message_begin(self) -> None:
-        self._arriving = Incoming()
-        self._head_bytes = 0
-        self._head_at = self._loop.time()
-
-    def on_url(self, url: bytes) -> None:
-        assert self._arriving is not None
-        self._arriving.target += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        incoming = self._arriving
-        if incoming is None:
-            return  # a trailer
-        try:
-            incoming.headers.setdefault(lowered(name), value.decode())
-        except UnicodeDecodeError:
-            shown = name.decode("ascii", "replace")[:100]
-            # They could be neither stored nor shown.
-            incoming.bad = BadRequest(f"the header {shown} is not valid UTF-8", param=shown)
-
-    def on_headers_complete(self) -> None:
-        incoming, self._arriving = self._arriving, None
-        assert incoming is not None
-        self._asked = True
-        incoming.method = self._parser.get_method().decode("ascii", "replace")
-        incoming.version = self._parser.get_http_version()
-        incoming.keep_alive = self._parser.should_keep_alive() and incoming.version == "1.1"
-        length = incoming.headers.get("content-length", "")
-        if length.isdigit() and int(length) > self._adapter.bounds.max_body_bytes:
-            incoming.bad = incoming.bad or self._too_large()
-        self._queue.append(incoming)
-
-    def on_body(self, body: bytes) -> None:
-        incoming = self._queue[-1]
-        if incoming.answered or incoming.bad is not None:
-            return
-        incoming.size += len(body)
-        if incoming.size > self._adapter.bounds.max_body_bytes:
-            incoming.bad = self._too_large()
-            incoming.chunks.clear()
-            incoming.wake()
-        else:
-            incoming.chunks.append(body)
-
-    def on_message_complete(self) -> None:
-        if not self._parser.should_upgrade():
-            self._complete()
-
-    def _complete(self) -> None:
-        incoming = self._queue[-1]
-        incoming.complete = True
-        if incoming.waiter is not None:
-            incoming.wake()
-        if not incoming.keep_alive:
-            self._deaf = True
-        if incoming.answered:
-            self._queue.pop()
-            self._after(incoming)
-
     # --- requests ---
-
-    def _too_large(self) -> PayloadTooLarge:
-        most = self._adapter.bounds.max_body_bytes
-        return PayloadTooLarge(f"the body is over the limit of {most} bytes")
 
     def _next(self) -> None:
         """Begin what has come, one after the other, until one request has to wait. Not by recursion:
@@ -408,7 +263,7 @@ class Connection(asyncio.Protocol):
             self._after(incoming)
             return
         if not incoming.keep_alive:
-            self._deaf = True
+            self._reader.deaf = True
             with contextlib.suppress(OSError, NotImplementedError):
                 self._transport.write_eof()
         self._linger = self._loop.call_later(LINGER_SECONDS, self._transport.close)
@@ -491,10 +346,9 @@ class Connection(asyncio.Protocol):
     def sweep(self, now: float, *, keep_seconds: float) -> None:
         """Close a connection whose head does not come, that never asked, was idle too long or is left."""
         head_seconds = self._adapter.bounds.body_seconds
-        late = self._arriving is not None and now - self._head_at > head_seconds
-        if late or has_left(self._transport):
+        if self._reader.head_is_late(now, head_seconds) or has_left(self._transport):
             self._transport.abort()
         elif not self._busy:
-            bound = keep_seconds if self._asked else head_seconds
+            bound = keep_seconds if self._reader.asked else head_seconds
             if now - self._idle_since > bound:
                 self._transport.close()

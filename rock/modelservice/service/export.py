@@ -10,7 +10,8 @@ import msgspec
 
 from rock.errors import NotFound, RockError, shown
 from rock.modelservice.engine.book import Book
-from rock.modelservice.engine.calls import Call, Conversation
+from rock.modelservice.engine.calls import Call
+from rock.modelservice.engine.conversation import Conversation
 from rock.modelservice.graph.answer import Answer, AnswerChoice
 from rock.modelservice.graph.rows import CallTokens, build_rows
 from rock.modelservice.sessions import Session

@@ -27,7 +27,8 @@ from rock.errors import (
 from rock.modelservice import wire
 from rock.modelservice.engine import limits
 from rock.modelservice.engine.book import Book
-from rock.modelservice.engine.calls import Asked, Call, Conversation, pins_set
+from rock.modelservice.engine.calls import Call, pins_set
+from rock.modelservice.engine.conversation import Asked, Conversation
 from rock.modelservice.engine.engine import Engine
 from rock.modelservice.engine.spans import Seen
 from rock.modelservice.graph.answer import Answer, AnswerChoice

@@ -16,7 +16,7 @@ from typing import Any
 from rock.errors import SandboxDied, SandboxError, TaskError
 from rock.rollout.episode.progress import Handle, Watchdog, until_stuck
 from rock.rollout.episode.python_agent import run_python_agent
-from rock.rollout.inputs.runfile import AgentConfig
+from rock.rollout.inputs.sections import AgentConfig
 from rock.rollout.inputs.task import LoadedTask, Task
 from rock.rollout.placeholders import fill, fill_all, fill_values
 from rock.rollout.staging import upload_files

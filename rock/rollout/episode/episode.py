@@ -13,7 +13,6 @@ waiting in it ends then, and nothing can be added to the trajectory later.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import socket
 import time
@@ -39,6 +38,7 @@ from rock.rollout.episode.agent import (
 from rock.rollout.episode.phases import Phases
 from rock.rollout.episode.progress import Handle, Watchdog
 from rock.rollout.episode.setups import KeptSetups
+from rock.rollout.episode.specs import SLACK_SECONDS, grade_seconds, sandbox_spec, session_spec
 from rock.rollout.episode.workspace import keep_output, keep_workspace
 from rock.rollout.grading import Controls, Exam, Integrity, SessionBench, Setting, lay_out
 from rock.rollout.inputs.networks import reach, reaches_of
@@ -49,15 +49,13 @@ from rock.rollout.records.outcome import TABLE, Outcome, OutcomeClass, Phase, gr
 from rock.rollout.records.record import CommandSeen, Plan, Record, Usage, now, seen
 from rock.rollout.records.trajectory import Exported, export, note_session
 from rock.rollout.report.events import OnEvent, PhaseEntered
-from rock.sandbox.base import Origin, Provider, Sandbox, SandboxSpec
+from rock.sandbox.base import Origin, Provider, Sandbox
 from rock.sandbox.ending import to_the_end
 from rock.secrets import keeping, redact_text
 from rock.types import Clock
 
 log = logging.getLogger(__name__)
 
-SLACK_SECONDS = 30.0
-"""On top of a bound that the other side keeps: if it is exceeded, the other side is gone."""
 CLEANUP_SECONDS = 5.0
 
 Save = Callable[[Record], Awaitable[None]]
@@ -187,7 +185,9 @@ class _Attempt:
         async with self.phases.enter(Phase.PROVISION, seconds):
             await self._make_ready()
             sandbox = await self.tools.setups.create(
-                self.tools.provider, self._spec(), self.plan.episode_id
+                self.tools.provider,
+                sandbox_spec(self.plan, self.task, self.tools.run),
+                self.plan.episode_id,
             )
         stack.push_async_callback(self._teardown, sandbox)
         self.seen.sandbox_id = sandbox.id
@@ -230,7 +230,8 @@ class _Attempt:
         run = self.tools.run
         timeout = self.task.timeouts.agent_seconds or run.agent.timeout_seconds
         async with self.phases.enter(Phase.SETUP, self.limits.setup_seconds):
-            session = await self.tools.admin.create_session(self._session_spec(timeout))
+            spec = session_spec(self.plan, run, backend=self.tools.backend, agent_seconds=timeout)
+            session = await self.tools.admin.create_session(spec)
             self.seen.session_id = self.handle.session_id = session.session_id
         try:
             await asyncio.to_thread(note_session, self.folder, session.session_id)
@@ -307,10 +308,11 @@ class _Attempt:
         self, exam: Exam, sandbox: Sandbox, agent_class: OutcomeClass | None, detail: str
     ) -> Outcome:
         self.seen.graded = True
+        seconds = grade_seconds(self.task, self.tools.run)
         slack = SLACK_SECONDS + self.limits.setup_seconds
         # A grader that gives nothing is tried once more, over the untouched task.
-        slack += self.limits.provision_seconds + self.limits.setup_seconds + self._grade_seconds()
-        async with self.phases.enter(Phase.GRADE, self._grade_seconds(), slack_seconds=slack):
+        slack += self.limits.provision_seconds + self.limits.setup_seconds + seconds
+        async with self.phases.enter(Phase.GRADE, seconds, slack_seconds=slack):
             try:
                 result = await exam.grade(sandbox)
             finally:
@@ -325,12 +327,6 @@ class _Attempt:
         details = "; ".join(part for part in (detail, result.detail) if part)
         return graded(result.reward, agent_class=agent_class, detail=details)
 
-    def _grade_seconds(self) -> float:
-        """All that grading may take, a fresh sandbox aside."""
-        grader = self.task.grader or self.tools.run.grader
-        own = grader.whole_seconds() if grader else 0.0
-        return self.task.timeouts.grade_seconds or own
-
     def _setting(self) -> Setting:
         bench = SessionBench(
             admin=self.tools.admin,
@@ -340,58 +336,11 @@ class _Attempt:
         )
         return Setting(
             provider=self.tools.provider,
-            spec=self._spec(),
+            spec=sandbox_spec(self.plan, self.task, self.tools.run),
             bench=bench,
             folder=self.folder,
             reaches=self.reaches,
             controls=self.tools.controls,
-        )
-
-    def _spec(self) -> SandboxSpec:
-        run = self.tools.run
-        limits = run.limits
-        phases = (
-            run.agent.timeout_seconds,
-            self.task.timeouts.agent_seconds or 0.0,
-            self._grade_seconds(),
-        )
-        return SandboxSpec(
-            image=self.task.image or run.image,
-            mounts=run.mounts(),
-            workdir=self.task.workdir,
-            env=self.task.env,
-            user=self.task.user,
-            limits=run.sandbox_limits(),
-            labels={**self.plan.labels()},
-            lifetime_seconds=sum(phases)
-            + 3 * limits.setup_seconds
-            + 2 * limits.export_seconds
-            + 300.0,
-        )
-
-    def _session_spec(self, agent_seconds: float) -> wire.SessionSpec:
-        run = self.tools.run
-        sampling = run.sampling
-        return wire.SessionSpec(
-            labels=self.plan.labels(),
-            limits=wire.SessionLimits(
-                max_calls=run.limits.max_calls,
-                max_prompt_tokens=run.limits.max_prompt_tokens,
-                max_completion_tokens=run.limits.max_completion_tokens,
-                max_wall_seconds=run.limits.max_wall_seconds,
-                call_deadline_seconds=run.limits.call_deadline_seconds,
-                session_deadline_seconds=agent_seconds + run.limits.setup_seconds + SLACK_SECONDS,
-                max_staleness=run.schedule.max_staleness,
-            ),
-            pins=wire.Pins(
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                max_tokens=sampling.max_tokens,
-                stop=sampling.stop,
-                seed=None if run.seed is None else _episode_seed(run.seed, self.plan),
-            ),
-            backend=self.tools.backend,
-            tokenizer=run.tokenizer,
         )
 
     async def _teardown(self, sandbox: Sandbox) -> None:
@@ -438,12 +387,6 @@ class _Attempt:
             integrity=known.integrity,
             parts=known.parts,
         )
-
-
-def _episode_seed(seed: int, plan: Plan) -> int:
-    """One sampling seed per episode, the same in every run of the same seed."""
-    text = f"{seed}/{plan.task_id}/{plan.index}".encode()
-    return int.from_bytes(hashlib.sha256(text).digest()[:4], "big") >> 1
 
 
 async def _bounded_stop(sandbox: Sandbox, seconds: float) -> None:

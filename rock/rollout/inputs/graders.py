@@ -7,27 +7,26 @@ is carried out is in `rock.rollout.grading`.
 from __future__ import annotations
 
 import fnmatch
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from rock.config import TAG, Strict
 from rock.errors import ConfigError
-from rock.rollout.inputs.taskfiles import (
+from rock.rollout.inputs.fields import (
     AbsolutePath,
     Argument,
     Argv,
+    BackendName,
     BoxPath,
-    Files,
+    FunctionName,
     SafePath,
     Seconds,
-    TaskFile,
     Variables,
-    inlined,
 )
+from rock.rollout.inputs.taskfiles import Files, TaskFile, inlined
 
 GUARDED = (
     "conftest.py",
@@ -60,36 +59,6 @@ def is_guarded(path: str, globs: Iterable[str]) -> bool:
         else fnmatch.fnmatchcase(name, glob)
         for glob in globs
     )
-
-
-_FUNCTION = re.compile(r"(?:[A-Za-z_][\w.]*|[^:]*\.py):[A-Za-z_]\w*")
-
-
-def function_name(value: str) -> str:
-    """`value` if it names a function, else a ValueError that says how one is named."""
-    if not _FUNCTION.fullmatch(value):
-        raise ValueError("expected 'package.module:function' or 'file.py:function'")
-    return value
-
-
-QUEUE = "queue"
-BUILT_IN = re.compile(r"(litellm|openai|engine|replay):.+")
-"""Backends that need no description."""
-DESCRIBED = re.compile(r"[A-Za-z0-9_.-]+")
-"""`queue`, or a name in `service.backends_file`."""
-
-
-def backend(value: str) -> str:
-    """`value` if it names who answers, else a ValueError that says what would."""
-    if BUILT_IN.fullmatch(value) or DESCRIBED.fullmatch(value):
-        return value
-    raise ValueError(
-        "expected 'queue' (a trainer answers), 'litellm:NAME' (a hosted model), 'openai:NAME', "
-        "'engine:NAME', 'replay:PATH', or a name in service.backends_file"
-    )
-
-
-FunctionName = Annotated[str, AfterValidator(function_name)]
 
 
 class GraderBase(Strict):
@@ -224,7 +193,7 @@ class JudgeGrader(GraderBase):
     """Whether it is shown what `git diff` says of the working directory."""
     scale: tuple[float, float] = (0.0, 10.0)
     """The worst and the best score; the reward is where in between, from 0 to 1."""
-    model: Annotated[str, AfterValidator(backend)] | None = None
+    model: BackendName | None = None
     """`litellm:NAME`, `openai:NAME` or `queue`; null: who answers the agent answers the judge."""
     tries: Annotated[int, Field(ge=1, le=10)] = 3
     """How often it is asked until its answer has a score."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol, TypeAlias
 
 from rock.errors import ConfigError
-from rock.sandbox.base import Sandbox
+from rock.sandbox.base import NetworkName, Sandbox
 from rock.sandbox.network import check_hosts
 
-Reachable = Literal["none", "model", "allowlist", "full"]
+Reachable: TypeAlias = NetworkName
 _WIDTH: dict[Reachable, int] = {"none": 0, "model": 0, "allowlist": 1, "full": 2}
 
 

@@ -17,20 +17,18 @@ import msgspec
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from rock.config import Strict
-from rock.rollout.inputs.graders import AnyGrader
-from rock.rollout.inputs.networks import Reachable
-from rock.rollout.inputs.taskfiles import (
+from rock.rollout.inputs.fields import (
     AbsolutePath,
     Argument,
     Argv,
     BoxPath,
-    Files,
     SafePath,
     Seconds,
-    TaskFile,
     Variables,
-    check_source,
 )
+from rock.rollout.inputs.graders import AnyGrader
+from rock.rollout.inputs.networks import Reachable
+from rock.rollout.inputs.taskfiles import Files, TaskFile, check_source
 
 MAX_ARGUMENT_BYTES = 100_000
 """Linux takes 128 KiB in one argument; the rest is room for what a command puts around it."""

@@ -11,14 +11,12 @@ import functools
 import logging
 import os
 import posixpath
-import resource
 import secrets
-import signal
 import socket
 import time
 import weakref
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,9 +29,10 @@ from rock.sandbox.base import (
     DEFAULT_READ_LIMIT_BYTES,
     DEFAULT_TREE_LIMIT_BYTES,
     DEFAULT_TREE_LIMIT_ENTRIES,
-    Limits,
     SandboxSpec,
 )
+from rock.sandbox.box.identity import AGENT_UID, Identity, home_of, identity_of, with_agent
+from rock.sandbox.box.results import result_of
 from rock.sandbox.box.stateful import (
     NOTHING_ENFORCED,
     Box,
@@ -42,9 +41,8 @@ from rock.sandbox.box.stateful import (
     StatefulSandbox,
 )
 from rock.sandbox.box.variables import checked_name, encoded, merged
-from rock.sandbox.channel import frames
 from rock.sandbox.channel.execution import Executed, Execution, Sink
-from rock.sandbox.channel.frames import NO_FLAGS, EndKind, ExecFlag, ExecRequest, FrameType
+from rock.sandbox.channel.frames import NO_FLAGS, ExecFlag, ExecRequest
 from rock.sandbox.channel.process import ChannelProcess
 from rock.sandbox.channel.recorder import Action, ended_by_errors
 from rock.sandbox.channel.shell import ChannelShell
@@ -67,40 +65,8 @@ from rock.sandbox.state import Snapshot
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-AGENT_UID = 1000
-AGENT_NAME = "agent"
-AGENT_HOME = "/home/agent"
 _MAX_TIMEOUT_SECONDS = 40 * 24 * 3600.0
 _KEPT_PROCESSES = 100
-_EXIT_CODE_OF_A_KILLED_CHILD = 128 + signal.SIGKILL
-_ROOT = ("root", "0")
-NO_CORE = 1
-"""Bytes of a core dump. With 0 the kernel still starts a host's `core_pattern` program for each crash;
-with 1, which is less than any file of that kind has, it does neither (core(5); fs/coredump.c)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Who runs commands and owns uploaded files: as `/etc/passwd` inside names it, and its home."""
-
-    user: str
-    home: str
-
-
-def identity_of(spec: SandboxSpec) -> Identity:
-    """The user that `spec` asks for; an unprivileged one unless it asks for root."""
-    if spec.user is None:
-        return Identity(str(AGENT_UID), AGENT_HOME)
-    name = spec.user.partition(":")[0]
-    return Identity(spec.user, "/root" if name in _ROOT else AGENT_HOME)
-
-
-def common_rlimits(limits: Limits) -> tuple[tuple[int, int], ...]:
-    """What every provider sets on a command: no core dumps, and the bound on open files."""
-    pairs = [(resource.RLIMIT_CORE, NO_CORE)]
-    if limits.open_files is not None:
-        pairs.append((resource.RLIMIT_NOFILE, limits.open_files))
-    return tuple(pairs)
 
 
 class ChannelSandbox(StatefulSandbox):
@@ -385,14 +351,13 @@ class ChannelSandbox(StatefulSandbox):
         return self._merged({}, None)
 
     def _merged(self, extra: Mapping[str, str], user: str | None) -> dict[str, str]:
-        is_root = user is not None and user.partition(":")[0] in _ROOT
         return merged(
             self.variables,
             self.proxy_variables,
             self.spec.env,
             changes=self.env_changes,
             extra=extra,
-            home="/root" if is_root else self.identity.home,
+            home=self.identity.home if user is None else home_of(user, self.identity.home),
         )
 
     def _environment(self, extra: Mapping[str, str], user: str | None) -> dict[bytes, bytes]:
@@ -409,60 +374,10 @@ class ChannelSandbox(StatefulSandbox):
             known = await self.channel.read_file(b"/etc/passwd", max_bytes=1024 * 1024)
         except SandboxFileError:
             known = b""
-        if any(line.split(b":")[2:3] == [b"%d" % AGENT_UID] for line in known.splitlines()):
+        named = with_agent(known)
+        if named is None:
             return
-        entry = f"{AGENT_NAME}:x:{AGENT_UID}:{AGENT_UID}::{AGENT_HOME}:/bin/sh\n".encode()
-        separator = b"" if not known or known.endswith(b"\n") else b"\n"
         try:
-            await self.channel.write_file(
-                b"/etc/passwd", known + separator + entry, mode=0o644, owner=b""
-            )
+            await self.channel.write_file(b"/etc/passwd", named, mode=0o644, owner=b"")
         except SandboxFileError as exc:
             log.debug("sandbox %s: the agent user stays nameless: %s", self.id, exc)
-
-
-def result_of(executed: Executed, elapsed_seconds: float, was_killed: bool = False) -> ExecResult:
-    """What the helper said, as the contract says it. `was_killed`: by whoever started the command."""
-    status, exit_code, number = ExecStatus.SANDBOX_DIED, None, None
-    if executed.reply is not None and executed.reply.type is FrameType.LOST:
-        # The command killed its own supervisor; what it left was then killed by PID 1.
-        status, number = ExecStatus.SIGNALED, int(signal.SIGKILL)
-    elif executed.reply is not None and executed.reply.type is FrameType.RESULT:
-        ended = frames.parse_result(executed.reply.body)
-        elapsed_seconds = ended.duration_seconds
-        status, exit_code, number = _status(ended, executed.over_limit, was_killed)
-    out, err = executed.stdout, executed.stderr
-    return ExecResult(
-        status=status,
-        exit_code=exit_code,
-        signal=number,
-        stdout=out.kept,
-        stderr=err.kept,
-        stdout_bytes=out.total_bytes,
-        stderr_bytes=err.total_bytes,
-        stdout_gap=out.gap,
-        stderr_gap=err.gap,
-        duration_seconds=elapsed_seconds,
-    )
-
-
-def _status(
-    ended: frames.Ended, over_limit: bool, was_killed: bool
-) -> tuple[ExecStatus, int | None, int | None]:
-    """An out-of-memory kill is told from the box's own counter, and from nothing else."""
-    if over_limit:
-        return ExecStatus.OUTPUT_LIMIT, None, None
-    if ended.kind is EndKind.TIMED_OUT:
-        return ExecStatus.TIMED_OUT, None, None
-    if ended.kind is EndKind.SIGNALED:
-        if ended.oom_kills and ended.value == signal.SIGKILL:
-            return ExecStatus.OOM_KILLED, None, None
-        return ExecStatus.SIGNALED, None, ended.value
-    if ended.kind is EndKind.KILLED:
-        # By us, or with the box, whose end ends every command.
-        if was_killed:
-            return ExecStatus.SIGNALED, None, int(signal.SIGKILL)
-        return ExecStatus.SANDBOX_DIED, None, None
-    if ended.oom_kills and ended.value == _EXIT_CODE_OF_A_KILLED_CHILD:
-        return ExecStatus.OOM_KILLED, None, None
-    return ExecStatus.EXITED, ended.value, None

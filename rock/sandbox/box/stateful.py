@@ -12,7 +12,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from rock.errors import (
     CapacityExceeded,
@@ -33,6 +33,7 @@ from rock.sandbox.ending import to_the_end
 from rock.sandbox.logbook import LogFiles
 from rock.sandbox.logs import LogPage, Nowhere
 from rock.sandbox.network import Network, NetworkMode, check_hosts
+from rock.sandbox.spec import NetworkName
 from rock.sandbox.state import Capability, Changes, ResetReceipt, ResetTier, Snapshot
 
 log = logging.getLogger(__name__)
@@ -169,7 +170,7 @@ class StatefulSandbox(Sandbox):
 
     async def set_network(
         self,
-        network: Literal["none", "model", "allowlist", "full"],
+        network: NetworkName,
         allowed_hosts: tuple[str, ...] = (),
     ) -> None:
         self._check_not_stopped()

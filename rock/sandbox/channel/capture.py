@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 
 class Capture:
     """Keeps up to `limit_bytes`: everything up to that, else the first and the last half of it."""
@@ -43,3 +45,35 @@ class Capture:
         if len(tail) > self._tail_bytes:
             tail = tail[len(tail) - self._tail_bytes :]
         return bytes(self._head) + bytes(tail)
+
+
+class KeptFields(TypedDict):
+    """What every result and `Kept` say of output, under the names they have there."""
+
+    stdout: bytes
+    stderr: bytes
+    stdout_bytes: int
+    stderr_bytes: int
+    stdout_gap: int | None
+    stderr_gap: int | None
+
+
+class Captures:
+    """Of the two streams of a command: 0 is stdout, 1 stderr; each keeps up to `limit_bytes`."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.stdout, self.stderr = Capture(limit_bytes), Capture(limit_bytes)
+
+    def __getitem__(self, stream: int) -> Capture:
+        return (self.stdout, self.stderr)[stream]
+
+    def fields(self) -> KeptFields:
+        out, err = self.stdout, self.stderr
+        return {
+            "stdout": out.kept,
+            "stderr": err.kept,
+            "stdout_bytes": out.total_bytes,
+            "stderr_bytes": err.total_bytes,
+            "stdout_gap": out.gap,
+            "stderr_gap": err.gap,
+        }

@@ -7,10 +7,7 @@ Closing a connection ends what it asked for. A helper that is gone, or does not 
 
 from __future__ import annotations
 
-import array
 import asyncio
-import contextlib
-import errno
 import functools
 import os
 import socket
@@ -18,76 +15,23 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from rock.errors import (
-    BadUser,
-    BadWorkdir,
-    CommandNotFound,
-    CommandRefused,
-    SandboxDied,
-    SandboxError,
-    SandboxFileError,
-)
-from rock.sandbox.capacity import is_own_trouble, own_trouble
+from rock.errors import CommandRefused, SandboxDied, SandboxFileError
+from rock.sandbox.capacity import own_trouble
 from rock.sandbox.channel import frames, transfer
+from rock.sandbox.channel.blocking import in_thread, read_descriptor, write_descriptor
 from rock.sandbox.channel.connect import Connector
 from rock.sandbox.channel.execution import Executed, Execution, Sink, Tap
-from rock.sandbox.channel.frames import ExecRequest, Frame, FrameType, Refusal, Stage
+from rock.sandbox.channel.frames import ExecRequest, Frame, FrameType
 from rock.sandbox.channel.mux import MuxConnector, Refused
 from rock.sandbox.channel.pulse import UNANSWERED_SECONDS, Looking, Pulse, unseen
+from rock.sandbox.channel.refusals import lost, program_of, refused, refused_command, refusing
+from rock.sandbox.channel.replies import receive
 from rock.sandbox.command import ProcessInfo
 
 KILL_GRACE_SECONDS = 15.0
 """The helper takes up to 10 seconds to end an obstinate command; then it is presumed dead."""
 _CALL_SECONDS = 30.0
-_INLINE_BYTES = 1024 * 1024
-"""Files up to this size are read and written on the event loop: a thread would take longer."""
 T = TypeVar("T")
-_NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
-
-
-def _lost(exc: OSError, what: str) -> SandboxError:
-    """A sandbox that does not answer is gone, unless it is this process that cannot ask."""
-    if is_own_trouble(exc):
-        return own_trouble(exc, what)
-    return SandboxDied(f"{what}: the sandbox is gone ({exc.strerror or exc})")
-
-
-def refused(refusal: Refusal, what: str) -> SandboxError:
-    """The error for a request about `what` that the helper could not carry out."""
-    reason = os.strerror(refusal.errno)
-    match refusal.stage:
-        case Stage.USER:
-            return BadUser(f"{what}: {refusal.text} ({reason})")
-        case Stage.CWD:
-            return BadWorkdir(f"{what}: {reason}")
-        case Stage.PROGRAM if refusal.errno in _NOT_THERE:
-            return CommandNotFound(f"{what}: no such program in the sandbox ({reason})")
-        case Stage.PROGRAM if refusal.errno == errno.E2BIG:
-            bound = frames.MAX_ARGUMENT_BYTES // 1024
-            return CommandRefused(
-                f"{what}: arguments and environment are too large for the kernel (one may have "
-                f"{bound} KiB); pass large text as stdin or as a file"
-            )
-        case Stage.PROGRAM | Stage.PROCESS:
-            return CommandRefused(f"{what}: {refusal.text} ({reason})")
-        case Stage.FILE:
-            return SandboxFileError(f"{what}: {reason}")
-        case Stage.REQUEST | Stage.LISTEN | Stage.LAYER:
-            return SandboxError(f"{what}: {refusal.text} ({reason})")
-
-
-def _program(request: ExecRequest) -> str:
-    return os.fsdecode(request.argv[0]) if request.argv else "(empty command)"
-
-
-def _refused_command(request: ExecRequest, body: bytes) -> SandboxError:
-    refusal = frames.parse_refusal(body)
-    what = _program(request)
-    if refusal.stage is Stage.CWD:
-        what = f"working directory {os.fsdecode(request.cwd)}"
-    if refusal.stage is Stage.USER:
-        what = f"user {os.fsdecode(request.user)}"
-    return refused(refusal, what)
 
 
 class Channel:
@@ -146,7 +90,7 @@ class Channel:
         finally:
             execution.close()
         if executed.reply is not None and executed.reply.type is FrameType.ERROR:
-            raise _refused_command(request, executed.reply.body)
+            raise refused_command(request, executed.reply.body)
         return executed
 
     async def start(
@@ -173,9 +117,9 @@ class Channel:
         try:
             frame = await execution.started(_CALL_SECONDS)
             if frame is not None and frame.type is FrameType.ERROR:
-                raise _refused_command(request, frame.body)
+                raise refused_command(request, frame.body)
             if frame is None or frame.type is not FrameType.STARTED:
-                raise SandboxDied(f"{_program(request)}: the sandbox went before it ran")
+                raise SandboxDied(f"{program_of(request)}: the sandbox went before it ran")
             return execution, frames.take_u32(frame.body, 0)[0]
         except BaseException:  # whatever it was, also a cancellation, nothing may be left
             execution.close()
@@ -195,7 +139,7 @@ class Channel:
         try:
             encoded = frames.encode(FrameType.EXEC, request.encode())
         except ValueError as exc:
-            raise CommandRefused(f"{_program(request)}: {exc}") from exc
+            raise CommandRefused(f"{program_of(request)}: {exc}") from exc
         conn = await self._connect()
         try:
             execution = Execution(
@@ -209,7 +153,7 @@ class Channel:
             )
         except OSError as exc:
             conn.close()
-            raise own_trouble(exc, _program(request)) from exc
+            raise own_trouble(exc, program_of(request)) from exc
         execution.on_close = functools.partial(self._pulse.forget, execution)
         self._pulse.watch(execution)
         try:
@@ -224,7 +168,7 @@ class Channel:
         if self._relay is not None:
             request = frames.text(path) + frames.u32(1)
             data = await self._transfer(
-                lambda conn: transfer.get_file(conn, request, max_bytes, _refuse(what))
+                lambda conn: transfer.get_file(conn, request, max_bytes, refusing(what))
             )
             return _at_most(data, max_bytes, what)
         fd = await self.open(FrameType.READ, frames.text(path) + frames.u32(0), what)
@@ -232,7 +176,7 @@ class Channel:
             size = os.fstat(fd).st_size
             if size > max_bytes:
                 raise SandboxFileError(f"{what}: it has {size} bytes, the bound is {max_bytes}")
-            data = await _read(fd, size, max_bytes + 1)
+            data = await read_descriptor(fd, size, max_bytes + 1)
         except OSError as exc:
             raise SandboxFileError(f"{what}: {exc.strerror}") from exc
         finally:
@@ -244,14 +188,16 @@ class Channel:
         body = frames.text(path) + frames.u32(mode & 0o777) + frames.text(owner)
         if self._relay is not None:
             request = body + frames.u32(1)
-            await self._transfer(lambda conn: transfer.put_file(conn, request, data, _refuse(what)))
+            await self._transfer(
+                lambda conn: transfer.put_file(conn, request, data, refusing(what))
+            )
             return
         body += frames.u32(0)
         conn = await self._connect()
         try:
             _, fd = await self._ask(conn, frames.encode(FrameType.WRITE, body), what)
             try:
-                await _in_thread_if_large(len(data), lambda: _write_all(fd, data))
+                await write_descriptor(fd, data)
             finally:
                 os.close(fd)
             await self._ask(conn, frames.encode(FrameType.COMMIT), what)
@@ -266,13 +212,13 @@ class Channel:
         await self.call(FrameType.MKDIR, body, f"make directory {os.fsdecode(path)}")
 
     async def upload(self, source: Path, target: bytes, *, owner: bytes) -> None:
-        refuse = _refuse(f"upload to {os.fsdecode(target)}")
+        refuse = refusing(f"upload to {os.fsdecode(target)}")
         await self._transfer(lambda conn: transfer.put_tree(conn, source, target, owner, refuse))
 
     async def download(
         self, source: bytes, target: Path, *, max_bytes: int, max_entries: int
     ) -> None:
-        refuse = _refuse(f"download {os.fsdecode(source)}")
+        refuse = refusing(f"download {os.fsdecode(source)}")
         await self._transfer(
             lambda conn: transfer.get_tree(
                 conn, source, target, max_bytes=max_bytes, max_entries=max_entries, refuse=refuse
@@ -329,7 +275,7 @@ class Channel:
         except TimeoutError as exc:
             raise SandboxDied("the sandbox takes no connection") from exc
         except OSError as exc:
-            raise _lost(exc, "connect to the sandbox") from exc
+            raise lost(exc, "connect to the sandbox") from exc
 
     async def open(
         self, kind: FrameType, body: bytes, what: str, *, descriptors: Sequence[int] = ()
@@ -365,11 +311,11 @@ class Channel:
                 if done < len(request):
                     rest = memoryview(request)[done:]
                     await asyncio.get_running_loop().sock_sendall(conn, rest)
-                frame, fd = await _receive(conn)
+                frame, fd = await receive(conn)
         except TimeoutError as exc:
             raise SandboxDied(f"{what}: no answer in {_CALL_SECONDS:.0f} seconds") from exc
         except OSError as exc:
-            raise _lost(exc, what) from exc
+            raise lost(exc, what) from exc
         if frame.type is FrameType.ERROR:
             raise refused(frames.parse_refusal(frame.body), what)
         if frame.type is FrameType.LOST:
@@ -380,108 +326,14 @@ class Channel:
         """Run blocking `work` in a thread; cancellation cuts its connection, then waits for it."""
         conn = await self._connect()
         try:
-            return await _in_thread(
+            return await in_thread(
                 lambda: work(conn), on_cancel=lambda: conn.shutdown(socket.SHUT_RDWR)
             )
         finally:
             conn.close()
 
 
-def _refuse(what: str) -> Callable[[bytes], SandboxError]:
-    return lambda body: refused(frames.parse_refusal(body), what)
-
-
 def _at_most(data: bytes, max_bytes: int, what: str) -> bytes:
     if len(data) > max_bytes:
         raise SandboxFileError(f"{what}: it is over {max_bytes} bytes")
     return data
-
-
-async def _receive(conn: socket.socket) -> tuple[Frame, int]:
-    decoder = frames.Decoder()
-    descriptors: list[int] = []
-    try:
-        while True:
-            await _readable(conn)
-            try:
-                data = _receive_some(conn, descriptors)
-            except BlockingIOError:
-                continue
-            if not data:
-                raise ConnectionResetError("the helper closed the connection")
-            for frame in decoder.feed(data):
-                return frame, descriptors.pop() if descriptors else -1
-    finally:
-        for fd in descriptors:
-            os.close(fd)
-
-
-def _receive_some(conn: socket.socket, descriptors: list[int]) -> bytes:
-    """Like `socket.recv_fds`, which loses its flags: what is received must not reach children."""
-    room = socket.CMSG_LEN(array.array("i").itemsize)
-    data, parts, flags, _ = conn.recvmsg(65536, room, socket.MSG_CMSG_CLOEXEC)
-    if flags & socket.MSG_CTRUNC:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-    for level, kind, content in parts:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            descriptors.extend(array.array("i", content))
-    return data
-
-
-async def _readable(conn: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[None] = loop.create_future()
-
-    def wake() -> None:
-        if not future.done():
-            future.set_result(None)
-
-    loop.add_reader(conn, wake)
-    try:
-        await future
-    finally:
-        loop.remove_reader(conn)
-
-
-async def _in_thread_if_large(size: int, work: Callable[[], T]) -> T:
-    return work() if size <= _INLINE_BYTES else await _in_thread(work)
-
-
-async def _in_thread(work: Callable[[], T], on_cancel: Callable[[], None] = lambda: None) -> T:
-    """`work` in a thread. A cancelled caller waits for it too: the thread uses its descriptors."""
-    task = asyncio.ensure_future(asyncio.to_thread(work))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        with contextlib.suppress(OSError):  # the other end is gone: nothing keeps the thread
-            on_cancel()
-        while not task.done():  # however often the caller is cancelled meanwhile
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait((task,))
-        if not task.cancelled():
-            task.exception()  # retrieved: what the cancellation broke off is no news
-        raise
-
-
-async def _read(fd: int, size: int, bound: int) -> bytes:
-    """At most `bound` bytes. A `size` that the sandbox tells may be less than there is."""
-    if size > _INLINE_BYTES:
-        return await _in_thread(lambda: _read_up_to(fd, bound))
-    data = _read_up_to(fd, min(bound, _INLINE_BYTES))
-    if len(data) < min(bound, _INLINE_BYTES):
-        return data
-    return data + await _in_thread(lambda: _read_up_to(fd, bound - len(data)))
-
-
-def _read_up_to(fd: int, size: int) -> bytes:
-    parts: list[bytes] = []
-    while size > 0 and (data := os.read(fd, min(size, _INLINE_BYTES))):
-        parts.append(data)
-        size -= len(data)
-    return b"".join(parts)
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from rock.sandbox.channel import frames
-from rock.sandbox.channel.capture import Capture
+from rock.sandbox.channel.capture import Captures
 from rock.sandbox.channel.frames import Frame, FrameType
 
 _READ_BYTES = 64 * 1024
@@ -34,8 +34,7 @@ class Executed:
 
     reply: Frame | None
     over_limit: bool
-    stdout: Capture
-    stderr: Capture
+    output: Captures
 
 
 class OutputPipe:
@@ -224,7 +223,7 @@ class Execution:
         self._sending = asyncio.Lock()
         self._closed = False
         self.on_close: Callable[[], None] = lambda: None
-        self.captures = (Capture(kept_bytes), Capture(kept_bytes))
+        self.captures = Captures(kept_bytes)
         with contextlib.ExitStack() as made:  # if there is no descriptor left, none is lost
 
             def kept(pipe: AnyPipe) -> AnyPipe:
@@ -291,7 +290,7 @@ class Execution:
         """Stay with the command until it is over. `bound_seconds` is for a helper that is silent."""
         reply = await self._last(bound_seconds)
         await self._drain()
-        return Executed(reply, self._over_limit.is_set(), *self.captures)
+        return Executed(reply, self._over_limit.is_set(), self.captures)
 
     async def _last(self, bound_seconds: float) -> Frame | None:
         assert self._replies is not None

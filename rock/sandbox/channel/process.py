@@ -109,15 +109,7 @@ class ChannelProcess(Process):
             await pipe.ended.wait()
 
     def so_far(self) -> Kept:
-        out, err = self._execution.captures
-        return Kept(
-            stdout=out.kept,
-            stderr=err.kept,
-            stdout_bytes=out.total_bytes,
-            stderr_bytes=err.total_bytes,
-            stdout_gap=out.gap,
-            stderr_gap=err.gap,
-        )
+        return Kept(**self._execution.captures.fields())
 
     async def write(self, data: bytes) -> None:
         if self._execution.stdin is None:

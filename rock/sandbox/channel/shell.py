@@ -18,7 +18,7 @@ from typing import Literal
 
 from rock.errors import CommandNotFound, SandboxDied, ShellEnded
 from rock.sandbox.channel import frames
-from rock.sandbox.channel.capture import Capture
+from rock.sandbox.channel.capture import Captures
 from rock.sandbox.channel.execution import Executed, Execution, Sink, Tap
 from rock.sandbox.channel.frames import FrameType
 from rock.sandbox.channel.recorder import MAX_WHAT, Recorder, ended_by_errors
@@ -71,7 +71,7 @@ class _Session:
         self._closing = False
         self._wake = asyncio.Event()
         self._began = time.monotonic()
-        self._sink = _captures(_BETWEEN_BYTES)
+        self._sink = Captures(_BETWEEN_BYTES)
         self.script = self._sink
         """The output of the present script, or of the last one."""
         self.code: int | None = None
@@ -123,7 +123,7 @@ class _Session:
                 self._read_pipes()
                 self._nonce, self._limit_bytes, self.code = "", None, int(code)
                 # What comes from now on, background jobs wrote.
-                self._sink = _captures(_BETWEEN_BYTES)
+                self._sink = Captures(_BETWEEN_BYTES)
                 self._wake.set()
 
     def _read_pipes(self) -> None:
@@ -135,7 +135,7 @@ class _Session:
         """Hand over a script: its output is in `script`, its exit code will be in `code`."""
         assert self.execution is not None
         self._read_pipes()
-        self._sink = self.script = _captures(limit_bytes)
+        self._sink = self.script = Captures(limit_bytes)
         self._tap = tap
         self._limit_bytes, self.over_limit, self.code = limit_bytes, False, None
         self._nonce = secrets.token_hex(8)
@@ -195,10 +195,6 @@ class _Session:
         if self.execution is not None and self.ended is not None:
             await self.execution.send(FrameType.KILL)
             await asyncio.wait([self.ended])
-
-
-def _captures(limit_bytes: int) -> tuple[Capture, Capture]:
-    return Capture(limit_bytes), Capture(limit_bytes)
 
 
 class ChannelShell(Shell):
@@ -313,18 +309,12 @@ def _result(
     death: Death | None = None,
     shell: Fate = "alive",
 ) -> ShellResult:
-    out, err = session.script
     return ShellResult(
         status=status,
         exit_code=exit_code,
         signal=number,
-        stdout=out.kept,
-        stderr=err.kept,
-        stdout_bytes=out.total_bytes,
-        stderr_bytes=err.total_bytes,
-        stdout_gap=out.gap,
-        stderr_gap=err.gap,
         duration_seconds=elapsed_seconds,
         death=death,
         shell=shell,
+        **session.script.fields(),
     )

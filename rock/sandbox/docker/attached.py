@@ -17,7 +17,8 @@ import msgspec
 from rock.errors import BadRequest, NotFound, NotSupported, SandboxError
 from rock.sandbox import api, host_dirs
 from rock.sandbox.box.box_state import BoxState
-from rock.sandbox.box.channel_sandbox import ChannelSandbox, Identity
+from rock.sandbox.box.channel_sandbox import ChannelSandbox
+from rock.sandbox.box.identity import Identity
 from rock.sandbox.box.stateful import Box
 from rock.sandbox.channel.channel import Channel
 from rock.sandbox.channel.connect import PathConnector

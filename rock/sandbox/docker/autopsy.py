@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from rock.errors import SandboxError
-from rock.sandbox.base import SandboxSpec
 from rock.sandbox.command import Death, DeathCause
 from rock.sandbox.docker.engine import Engine, Event
+from rock.sandbox.spec import SandboxSpec
 
 _BOUND_SECONDS = 10.0
 _NOTICE_SECONDS = 2.0

@@ -13,9 +13,10 @@ import requests.exceptions
 import urllib3.exceptions
 
 from rock.errors import BuildFailed
-from rock.sandbox.base import BuildNetwork
-from rock.sandbox.docker.engine import Engine, root_cause
+from rock.sandbox.docker.engine import Engine
+from rock.sandbox.docker.engine_calls import root_cause
 from rock.sandbox.ending import to_the_end
+from rock.sandbox.spec import BuildNetwork
 
 
 async def build(

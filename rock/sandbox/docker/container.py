@@ -17,8 +17,8 @@ from typing import Any
 from docker.types import LogConfig, Ulimit
 from docker.types import Mount as Bind
 
-from rock.sandbox.base import Limits, SandboxSpec
-from rock.sandbox.box.channel_sandbox import NO_CORE
+from rock.sandbox.box.rlimits import NO_CORE
+from rock.sandbox.spec import Limits, SandboxSpec
 
 HELPER_TARGET = "/rock/rock-init"
 RUN_TARGET = "/rock/run"

@@ -33,7 +33,8 @@ from rock.sandbox.base import (
     SandboxSpec,
 )
 from rock.sandbox.box.box_state import BoxState
-from rock.sandbox.box.channel_sandbox import AGENT_HOME, ChannelSandbox, Identity
+from rock.sandbox.box.channel_sandbox import ChannelSandbox
+from rock.sandbox.box.identity import AGENT_HOME, Identity
 from rock.sandbox.box.stateful import NETWORKS, Box, Enforced, StatefulSandbox
 from rock.sandbox.capacity import DOCKER_COST, Admission, own_trouble
 from rock.sandbox.channel.channel import KILL_GRACE_SECONDS, Channel
@@ -43,11 +44,13 @@ from rock.sandbox.channel.pulse import UNANSWERED_SECONDS
 from rock.sandbox.docker import host_layers, hostroot
 from rock.sandbox.docker.autopsy import diagnose
 from rock.sandbox.docker.container import SOCKET_NAME, container_config, helper_archive
-from rock.sandbox.docker.engine import REMEDY, Engine, Image
+from rock.sandbox.docker.engine import Engine, Image
+from rock.sandbox.docker.engine_calls import REMEDY
 from rock.sandbox.docker.engine_stream import open_stream
 from rock.sandbox.docker.heartbeat import Heartbeat
-from rock.sandbox.docker.host_layers import ContainerRoot, HostLayers, Keeper
+from rock.sandbox.docker.host_layers import ContainerRoot, HostLayers
 from rock.sandbox.docker.images import Images
+from rock.sandbox.docker.keeper import Keeper
 from rock.sandbox.docker.reaper import reap
 from rock.sandbox.docker.removal import OwnEnd, Removal
 from rock.sandbox.ending import to_the_end

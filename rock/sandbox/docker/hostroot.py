@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rock.sandbox import host_view
-from rock.sandbox.box.channel_sandbox import AGENT_HOME, AGENT_NAME, AGENT_UID
+from rock.sandbox.box.identity import AGENT_HOME, AGENT_NAME, AGENT_UID
 
 HOSTNAME = "sandbox"
 _MOUNT_POINTS = ("dev", "proc", "sys")

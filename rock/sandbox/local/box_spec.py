@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from rock.errors import BadUser
 from rock.sandbox import host_view
-from rock.sandbox.base import Limits, SandboxSpec
-from rock.sandbox.box.channel_sandbox import AGENT_HOME, AGENT_NAME, AGENT_UID
+from rock.sandbox.box.identity import AGENT_HOME, AGENT_NAME, AGENT_UID
 from rock.sandbox.channel import frames
+from rock.sandbox.spec import Limits, SandboxSpec
 
 HOSTNAME = "sandbox"
 DEV_BYTES = 64 * 1024

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rock.sandbox.base import Limits
 from rock.sandbox.owner import Owner
+from rock.sandbox.spec import Limits
 from rock.sandbox.state import Capability
 
 log = logging.getLogger(__name__)

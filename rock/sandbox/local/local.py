@@ -29,8 +29,9 @@ from rock.errors import ConfigError, ProviderUnavailable, SandboxError
 from rock.sandbox import host_dirs
 from rock.sandbox.base import IMAGE_USER, Availability, Provider, Sandbox, SandboxSpec
 from rock.sandbox.box.box_state import BoxState
-from rock.sandbox.box.channel_sandbox import ChannelSandbox, common_rlimits
+from rock.sandbox.box.channel_sandbox import ChannelSandbox
 from rock.sandbox.box.layering import LocalLayer, LocalLayers
+from rock.sandbox.box.rlimits import common_rlimits
 from rock.sandbox.box.stateful import NETWORKS, Box, Enforced, StatefulSandbox
 from rock.sandbox.capacity import LOCAL_COST, Admission, own_trouble
 from rock.sandbox.channel.channel import Channel

@@ -5,7 +5,7 @@
  * and either with ":GROUP" or ":GID".
  */
 #define _GNU_SOURCE
-#include "rock_init.h"
+#include "account.h"
 
 #include <errno.h>
 #include <fcntl.h>

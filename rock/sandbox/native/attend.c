@@ -8,7 +8,9 @@
  * no size, quote or newline in it needs care, and a half-finished one is an error of that file only.
  */
 #define _GNU_SOURCE
-#include "rock_init.h"
+#include "attend.h"
+
+#include "processes.h"
 
 #include <errno.h>
 #include <fcntl.h>

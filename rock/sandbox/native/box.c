@@ -17,7 +17,11 @@
  * Processes: this one stays outside as the parent (the harness waits for it); its child is PID 1.
  */
 #define _GNU_SOURCE
-#include "rock_init.h"
+#include "box.h"
+
+#include "failing.h"
+#include "mounts.h"
+#include "wire.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -51,16 +55,6 @@ struct box {
     char *hostname;
     struct step *steps;
 };
-static int report_fd = NO_FD;
-
-void fail_step(const char *step, const char *detail) {
-    char text[1024];
-    int size = snprintf(text, sizeof text, "%s%s%s: %s", step, *detail ? " " : "", detail,
-                        strerror(errno));
-    if (size > (int)sizeof text) size = sizeof text;
-    send(report_fd, text, (size_t)size, MSG_NOSIGNAL);
-    _exit(71);
-}
 
 static void check(int failed, const char *step) {
     if (failed) fail_step(step, "");
@@ -197,8 +191,9 @@ static void prefer_for_oom(void) {
     close(fd);
 }
 
-static int inside(const struct box *box, int control) {
+static int inside(const struct box *box, int control, answering *answer) {
     struct serving serving = {
+        .answer = answer,
         .listener = NO_FD,
         .control = control,
         .lifetime_ns = (int64_t)box->lifetime_ms * 1000000,
@@ -210,8 +205,8 @@ static int inside(const struct box *box, int control) {
     return serve(&serving);
 }
 
-int run_local(int spec_fd, int control) {
-    report_fd = control;
+int run_local(int spec_fd, int control, answering *answer) {
+    report_to(control);
     fcntl(control, F_SETFD, FD_CLOEXEC);
     signal(SIGTERM, SIG_IGN); /* ended through its child, so that its end means the sandbox's */
     signal(SIGINT, SIG_IGN);
@@ -236,7 +231,7 @@ int run_local(int spec_fd, int control) {
     check(chdir("/"), "leave the working directory");
     pid_t child = fork();
     check(child < 0, "fork");
-    if (child == 0) _exit(inside(&box, control));
+    if (child == 0) _exit(inside(&box, control, answer));
     close(control);
     while (waitpid(child, &status, 0) < 0 && errno == EINTR) continue;
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);

@@ -2,7 +2,12 @@
  *
  * A terminal and a shell that takes scripts are commands too; what only they need is in attend.c. */
 #define _GNU_SOURCE
-#include "rock_init.h"
+#include "exec.h"
+
+#include "account.h"
+#include "attend.h"
+#include "harden.h"
+#include "processes.h"
 
 #include <errno.h>
 #include <fcntl.h>

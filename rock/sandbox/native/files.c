@@ -4,7 +4,9 @@
  * nowhere outside. What is created belongs to the user named in the request.
  */
 #define _GNU_SOURCE
-#include "rock_init.h"
+#include "files.h"
+
+#include "processes.h"
 
 #include <errno.h>
 #include <fcntl.h>

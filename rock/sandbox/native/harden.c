@@ -6,7 +6,9 @@
  * A refused call gets EPERM, or ENOSYS where programs know how to fall back.
  */
 #define _GNU_SOURCE
-#include "rock_init.h"
+#include "harden.h"
+
+#include "calls.h"
 
 #include <errno.h>
 #include <linux/audit.h>

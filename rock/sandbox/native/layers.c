@@ -14,7 +14,11 @@
  * the container's mount namespace only to put it in place.
  */
 #define _GNU_SOURCE
-#include "rock_init.h"
+#include "layers.h"
+
+#include "calls.h"
+#include "files.h"
+#include "replace.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -1,6 +1,8 @@
 /* The processes of the sandbox, for whoever looks at it from above: nothing is asked of the image. */
 #define _GNU_SOURCE
-#include "rock_init.h"
+#include "look.h"
+
+#include "bytes.h"
 
 #include <ctype.h>
 #include <dirent.h>
@@ -14,22 +16,6 @@
 #define MAX_COMMAND_BYTES 4096
 #define MAX_PROCESSES 20000
 
-struct table {
-    unsigned char *data;
-    size_t size, room;
-    uint32_t count;
-};
-
-static void add(struct table *table, const void *data, size_t size) {
-    if (table->size + size > table->room) {
-        table->room = (table->size + size) * 2;
-        table->data = realloc(table->data, table->room);
-        if (!table->data) _exit(70);
-    }
-    memcpy(table->data + table->size, data, size);
-    table->size += size;
-}
-
 static ssize_t read_file(const char *pid, const char *name, char *text, size_t room) {
     char path[64];
     snprintf(path, sizeof path, "/proc/%.20s/%s", pid, name);
@@ -41,8 +27,9 @@ static ssize_t read_file(const char *pid, const char *name, char *text, size_t r
     return size;
 }
 
-/* u32 pid | u32 parent | u32 uid | u8 state | u64 CPU ms | u64 resident bytes | u32 n, n texts */
-static void add_process(struct table *table, const char *pid) {
+/* u32 pid | u32 parent | u32 uid | u8 state | u64 CPU ms | u64 resident bytes | u32 n, n texts.
+ * 1, or 0 for one that has just gone. */
+static int add_process(struct bytes *table, const char *pid) {
     char stat_text[1024], command[MAX_COMMAND_BYTES], path[64];
     struct stat info;
     struct writer head = {.size = 0};
@@ -51,9 +38,9 @@ static void add_process(struct table *table, const char *pid) {
     unsigned long user = 0, system = 0;
     long resident = 0;
     snprintf(path, sizeof path, "/proc/%.20s", pid);
-    if (stat(path, &info) || read_file(pid, "stat", stat_text, sizeof stat_text) <= 0) return;
+    if (stat(path, &info) || read_file(pid, "stat", stat_text, sizeof stat_text) <= 0) return 0;
     char *start = strchr(stat_text, '('), *end = strrchr(stat_text, ')');
-    if (!start || !end) return;
+    if (!start || !end) return 0;
     sscanf(end + 1, " %c %d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu %*d %*d %*d %*d %*d %*d %*u "
                     "%*u %ld", &state, &parent, &user, &system, &resident);
     ssize_t size = read_file(pid, "cmdline", command, sizeof command);
@@ -70,27 +57,27 @@ static void add_process(struct table *table, const char *pid) {
     uint32_t words = 0;
     for (char *at = command; at < command + size; at += strlen(at) + 1) words++;
     put_u32(&head, words);
-    add(table, head.bytes, head.size);
+    append(table, head.bytes, head.size);
     for (char *at = command; at < command + size; at += strlen(at) + 1) {
         struct writer word = {.size = 0};
         put_text(&word, at);
-        add(table, word.bytes, word.size);
+        append(table, word.bytes, word.size);
     }
-    table->count++;
+    return 1;
 }
 
 int handle_look(int conn, const struct frame *frame) {
-    struct table table = {0};
+    struct bytes table = {0}, whole = {0};
     struct writer head = {.size = 0};
     struct dirent *entry;
+    uint32_t count = 0;
     (void)frame;
     DIR *proc = opendir("/proc");
-    while (proc && table.count < MAX_PROCESSES && (entry = readdir(proc)))
-        if (isdigit((unsigned char)entry->d_name[0])) add_process(&table, entry->d_name);
+    while (proc && count < MAX_PROCESSES && (entry = readdir(proc)))
+        if (isdigit((unsigned char)entry->d_name[0])) count += (uint32_t)add_process(&table, entry->d_name);
     if (proc) closedir(proc);
-    put_u32(&head, table.count);
-    struct table whole = {0};
-    add(&whole, head.bytes, head.size);
-    add(&whole, table.data, table.size);
-    return send_frame(conn, REP_DONE, whole.data, whole.size, NO_FD) ? 1 : 0;
+    put_u32(&head, count);
+    append(&whole, head.bytes, head.size);
+    append(&whole, table.data, left_in(&table));
+    return send_frame(conn, REP_DONE, whole.data, left_in(&whole), NO_FD) ? 1 : 0;
 }

@@ -12,12 +12,19 @@
  *       Serve on the host, as root, what is done to containers from outside (ATTACH, layers.c; STORE,
  *       storage.c).
  *
- * Order to read: wire.c (protocol), serve.c (the loop), exec.c (one command), files.c and tree.c,
- * harden.c, box.c and mounts.c, sweep.c, layers.c and replace.c. A request runs in a process of its
- * own, so nothing is freed and nothing waits for anything else.
+ * Order to read: wire.c (protocol), serve.c (the loop), requests.c (who answers what), exec.c (one
+ * command), files.c and tree.c, harden.c, box.c and mounts.c, sweep.c, layers.c and replace.c, mux.c and
+ * tunnel.c. Each file includes only what is below it. A request runs in a process of its own, so nothing
+ * is freed and nothing waits for anything else.
  */
 #define _GNU_SOURCE
-#include "rock_init.h"
+#include "box.h"
+#include "mux.h"
+#include "processes.h"
+#include "requests.h"
+#include "serve.h"
+#include "storage.h"
+#include "wire.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -118,18 +125,21 @@ int main(int argc, char **argv) {
     }
     fill_standard_descriptors();
     raise_open_files();
-    if (!strcmp(mode, "local") && spec >= 0 && control >= 0) return run_local(spec, control);
+    if (!strcmp(mode, "local") && spec >= 0 && control >= 0) return run_local(spec, control, answer_request);
     if (!strcmp(mode, "keep") && control >= 0) {
-        struct serving keeping = {.listener = NO_FD, .control = control};
+        struct serving keeping = {
+            .answer = answer_request, .listener = NO_FD, .control = control,
+        };
         fcntl(control, F_SETFD, FD_CLOEXEC);
         keep_own_mounts();
         return serve(&keeping);
     }
-    if (!strcmp(mode, "mux")) return run_mux(0, 1);
+    if (!strcmp(mode, "mux")) return run_mux(0, 1, answer_request);
     if (strcmp(mode, "serve") || !path) return usage();
 
     int has_socket = strcmp(path, "-") != 0;
     struct serving serving = {
+        .answer = answer_request,
         .listener = has_socket ? listen_at(path) : NO_FD,
         .control = control,
         .lifetime_ns = (int64_t)(lifetime_seconds * 1e9),

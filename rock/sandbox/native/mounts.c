@@ -5,7 +5,12 @@
  * leads: layers.c puts others there and makes new roots of them.
  */
 #define _GNU_SOURCE
-#include "rock_init.h"
+#include "mounts.h"
+
+#include "calls.h"
+#include "failing.h"
+#include "layers.h"
+#include "wire.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -20,7 +20,11 @@
  * result never arrives before the output that it is the end of. STARTED waits for nothing.
  */
 #define _GNU_SOURCE
-#include "rock_init.h"
+#include "mux.h"
+
+#include "bytes.h"
+#include "tunnel.h"
+#include "wire.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -34,46 +38,12 @@
 #include <unistd.h>
 
 #define MAX_TUNNELS 4000
-#define MAX_STREAMS (MAX_PASSED_FDS + 1)
-#define WINDOW (256u * 1024)
-#define CHUNK (32u * 1024)
-#define ENOUGH_OUT (512u * 1024)
 #define TOO_MUCH_OUT (8u * 1024 * 1024)
 #define ACCEPTED 0x80000000u
-#define STARTED_BYTES 9 /* its size, type and pid */
 
-enum mux_type {
-    MUX_HELLO = 'h',
-    MUX_OPEN = 'O',
-    MUX_DATA = 'D',
-    MUX_END = 'E',
-    MUX_CREDIT = 'C',
-    MUX_CLOSE = 'X',
-    MUX_ACCEPT = 'A',
-};
-struct bytes {
-    unsigned char *data;
-    size_t from, to, room;
-};
-struct stream {
-    int fd;
-    char kind;            /* 'c' the connection itself, or as in OPEN */
-    uint32_t credit;      /* what we may still send */
-    uint32_t owed;        /* what we have passed on and not yet said so */
-    int sent_end, got_end;
-    struct bytes pending; /* for fd */
-};
-struct tunnel {
-    uint32_t id;
-    int is_raw;           /* a connection accepted by a listener, not one to the server */
-    int has_begun;        /* the first reply was seen */
-    int listener;
-    int given[MAX_PASSED_FDS], given_count; /* go with the first bytes */
-    struct stream streams[MAX_STREAMS];
-    int stream_count;
-};
 struct mux {
     int in, out, control;
+    answering *answer;
     struct bytes received, to_send;
     struct tunnel *tunnels[MAX_TUNNELS];
     size_t count;
@@ -81,89 +51,25 @@ struct mux {
     struct pollfd *polls;
 };
 
-static void append(struct bytes *bytes, const void *data, size_t size) {
-    if (!size) return; /* memcpy wants real pointers, also for nothing */
-    if (bytes->from == bytes->to) bytes->from = bytes->to = 0;
-    if (bytes->to + size > bytes->room && bytes->from) {
-        memmove(bytes->data, bytes->data + bytes->from, bytes->to - bytes->from);
-        bytes->to -= bytes->from;
-        bytes->from = 0;
-    }
-    if (bytes->to + size > bytes->room) {
-        bytes->room = (bytes->to + size) * 2;
-        bytes->data = realloc(bytes->data, bytes->room);
-        if (!bytes->data) _exit(70);
-    }
-    memcpy(bytes->data + bytes->to, data, size);
-    bytes->to += size;
-}
-
-static size_t left_in(const struct bytes *bytes) {
-    return bytes->to - bytes->from;
-}
-
-static void send_mux(struct mux *mux, enum mux_type type, uint32_t id, int stream, const void *body,
-                     size_t size) {
-    struct writer head = {.size = 0};
-    put_u32(&head, (uint32_t)(1 + 4 + (stream >= 0) + size));
-    put_u8(&head, (uint8_t)type);
-    put_u32(&head, id);
-    if (stream >= 0) put_u8(&head, (uint8_t)stream);
-    append(&mux->to_send, head.bytes, head.size);
-    append(&mux->to_send, body, size);
-}
-
-static void send_number(struct mux *mux, enum mux_type type, uint32_t id, int stream,
-                        uint32_t number) {
-    struct writer body = {.size = 0};
-    put_u32(&body, number);
-    send_mux(mux, type, id, stream, body.bytes, body.size);
-}
-
-static void close_stream(struct stream *stream) {
-    if (stream->fd >= 0) close(stream->fd);
-    stream->fd = NO_FD;
+/* CLOSE: there is none of this id, or no more. */
+static void say_closed(struct mux *mux, uint32_t id) {
+    put_mux_frame(&mux->to_send, MUX_CLOSE, id, -1, NULL, 0);
 }
 
 static void forget(struct mux *mux, size_t index) {
-    struct tunnel *tunnel = mux->tunnels[index];
-    for (int i = 0; i < tunnel->stream_count; i++) {
-        close_stream(&tunnel->streams[i]);
-        free(tunnel->streams[i].pending.data);
-    }
-    for (int i = 0; i < tunnel->given_count; i++) close(tunnel->given[i]);
-    if (tunnel->listener >= 0) close(tunnel->listener);
-    free(tunnel);
+    free_tunnel(mux->tunnels[index]);
     mux->tunnels[index] = mux->tunnels[--mux->count];
 }
 
 static struct tunnel *add_tunnel(struct mux *mux, uint32_t id, int fd) {
-    struct tunnel *tunnel = mux->count < MAX_TUNNELS ? calloc(1, sizeof *tunnel) : NULL;
+    struct tunnel *tunnel = mux->count < MAX_TUNNELS ? make_tunnel(id, fd) : NULL;
     if (!tunnel) {
         close(fd);
-        send_mux(mux, MUX_CLOSE, id, -1, NULL, 0);
+        say_closed(mux, id);
         return NULL;
     }
-    fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
-    tunnel->id = id;
-    tunnel->listener = NO_FD;
-    tunnel->streams[0] = (struct stream){.fd = fd, .kind = 'c', .credit = WINDOW};
-    tunnel->stream_count = 1;
     mux->tunnels[mux->count++] = tunnel;
     return tunnel;
-}
-
-/* The pipe that the client would have passed; the far end is what the server will get. */
-static int add_pipe(struct tunnel *tunnel, char kind) {
-    int ends[2];
-    if ((kind != 'r' && kind != 'w' && kind != 's') || tunnel->stream_count == MAX_STREAMS ||
-        pipe2(ends, O_CLOEXEC))
-        return -1;
-    int ours = kind == 'r' ? ends[1] : ends[0], theirs = kind == 'r' ? ends[0] : ends[1];
-    fcntl(ours, F_SETFL, fcntl(ours, F_GETFL) | O_NONBLOCK);
-    tunnel->streams[tunnel->stream_count++] = (struct stream){.fd = ours, .kind = kind, .credit = WINDOW};
-    tunnel->given[tunnel->given_count++] = theirs;
-    return 0;
 }
 
 static int give_connection(int control, int fd) {
@@ -186,7 +92,7 @@ static int give_connection(int control, int fd) {
 static int open_tunnel(struct mux *mux, uint32_t id, const unsigned char *kinds, size_t count) {
     int pair[2], gone = 0;
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair)) {
-        send_mux(mux, MUX_CLOSE, id, -1, NULL, 0);
+        say_closed(mux, id);
         return 0;
     }
     struct tunnel *tunnel = add_tunnel(mux, id, pair[0]);
@@ -195,57 +101,10 @@ static int open_tunnel(struct mux *mux, uint32_t id, const unsigned char *kinds,
     if (!failed) gone = give_connection(mux->control, pair[1]);
     close(pair[1]);
     if (failed && tunnel) {
-        send_mux(mux, MUX_CLOSE, id, -1, NULL, 0);
+        say_closed(mux, id);
         forget(mux, mux->count - 1);
     }
     return gone;
-}
-
-/* Passes on what is pending. The first bytes of a connection carry its descriptors. */
-static void write_stream(struct mux *mux, struct tunnel *tunnel, int index) {
-    struct stream *stream = &tunnel->streams[index];
-    while (left_in(&stream->pending) && stream->fd >= 0) {
-        struct iovec part = {stream->pending.data + stream->pending.from, left_in(&stream->pending)};
-        char room[CMSG_SPACE(sizeof(int) * MAX_PASSED_FDS)] = {0};
-        struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
-        int carries = index == 0 && tunnel->given_count;
-        if (carries) {
-            size_t size = sizeof(int) * (size_t)tunnel->given_count;
-            message.msg_control = room;
-            message.msg_controllen = CMSG_SPACE(size);
-            struct cmsghdr *head = CMSG_FIRSTHDR(&message);
-            head->cmsg_level = SOL_SOCKET;
-            head->cmsg_type = SCM_RIGHTS;
-            head->cmsg_len = CMSG_LEN(size);
-            memcpy(CMSG_DATA(head), tunnel->given, size);
-        }
-        ssize_t done = stream->kind == 'c' ? sendmsg(stream->fd, &message, MSG_NOSIGNAL)
-                                           : write(stream->fd, part.iov_base, part.iov_len);
-        if (done < 0 && errno == EINTR) continue;
-        if (done < 0 && errno == EAGAIN) break;
-        if (done < 0) { /* nobody reads it any more: what comes is dropped, and paid for */
-            done = (ssize_t)part.iov_len;
-            if (stream->kind == 'r') close_stream(stream);
-        }
-        if (carries) {
-            for (int i = 0; i < tunnel->given_count; i++) close(tunnel->given[i]);
-            tunnel->given_count = 0;
-        }
-        stream->pending.from += (size_t)done;
-        stream->owed += (uint32_t)done;
-    }
-    if (stream->fd < 0) {
-        stream->owed += (uint32_t)left_in(&stream->pending);
-        stream->pending.from = stream->pending.to;
-    }
-    if (stream->owed && (stream->owed >= WINDOW / 4 || !left_in(&stream->pending))) {
-        send_number(mux, MUX_CREDIT, tunnel->id, index, stream->owed);
-        stream->owed = 0;
-    }
-    if (stream->got_end && !left_in(&stream->pending) && stream->fd >= 0) {
-        if (stream->kind == 'r') close_stream(stream);
-        if (stream->kind == 'c') shutdown(stream->fd, SHUT_WR);
-    }
 }
 
 static struct tunnel *find(const struct mux *mux, uint32_t id, size_t *index) {
@@ -260,7 +119,7 @@ static int take_frame(struct mux *mux, const struct frame *frame) {
     uint32_t id = get_u32(&reader);
     size_t at;
     if (reader.bad) return -1;
-    if (frame->type == MUX_HELLO) send_mux(mux, MUX_HELLO, PROTOCOL_VERSION, -1, NULL, 0);
+    if (frame->type == MUX_HELLO) put_mux_frame(&mux->to_send, MUX_HELLO, PROTOCOL_VERSION, -1, NULL, 0);
     if (frame->type == MUX_HELLO) return 0;
     if (frame->type == MUX_OPEN) return open_tunnel(mux, id, reader.at, (size_t)(reader.end - reader.at));
     struct tunnel *tunnel = find(mux, id, &at);
@@ -269,19 +128,7 @@ static int take_frame(struct mux *mux, const struct frame *frame) {
         forget(mux, at);
         return 0;
     }
-    int index = get_u8(&reader);
-    if (reader.bad || index >= tunnel->stream_count) return -1;
-    struct stream *stream = &tunnel->streams[index];
-    if (frame->type == MUX_CREDIT) {
-        stream->credit += get_u32(&reader);
-        return reader.bad || stream->credit > WINDOW ? -1 : 0;
-    }
-    size_t size = (size_t)(reader.end - reader.at);
-    if (frame->type == MUX_END) stream->got_end = 1;
-    else if (frame->type != MUX_DATA || left_in(&stream->pending) + size > WINDOW) return -1;
-    else append(&stream->pending, reader.at, size);
-    write_stream(mux, tunnel, index);
-    return 0;
+    return take_for_stream(&mux->to_send, tunnel, frame, &reader);
 }
 
 static int take_frames(struct mux *mux) {
@@ -300,80 +147,6 @@ static int take_frames(struct mux *mux) {
     }
 }
 
-/* Bytes of a connection may bring a listener with them. */
-static ssize_t receive(struct tunnel *tunnel, struct stream *stream, void *data, size_t size) {
-    char room[CMSG_SPACE(sizeof(int))];
-    struct iovec part = {data, size};
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = room,
-                             .msg_controllen = sizeof room};
-    if (stream->kind != 'c') return read(stream->fd, data, size);
-    ssize_t got = recvmsg(stream->fd, &message, MSG_CMSG_CLOEXEC);
-    struct cmsghdr *head = got > 0 ? CMSG_FIRSTHDR(&message) : NULL;
-    if (head && head->cmsg_type == SCM_RIGHTS) {
-        if (tunnel->listener >= 0) close(tunnel->listener);
-        memcpy(&tunnel->listener, CMSG_DATA(head), sizeof(int));
-        fcntl(tunnel->listener, F_SETFL, O_NONBLOCK);
-    }
-    return got;
-}
-
-/* Sends what can be read now. True if something may be left for want of credit or room. */
-static int read_stream(struct mux *mux, struct tunnel *tunnel, int index) {
-    static unsigned char chunk[CHUNK];
-    struct stream *stream = &tunnel->streams[index];
-    while (stream->fd >= 0 && !stream->sent_end) {
-        size_t size = stream->credit < CHUNK ? stream->credit : CHUNK;
-        if (!size || left_in(&mux->to_send) > ENOUGH_OUT) return 1;
-        ssize_t got = receive(tunnel, stream, chunk, size);
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0 && errno == EAGAIN) return 0;
-        if (got > 0) {
-            stream->credit -= (uint32_t)got;
-            send_mux(mux, MUX_DATA, tunnel->id, index, chunk, (size_t)got);
-            continue;
-        }
-        stream->sent_end = 1;
-        send_mux(mux, MUX_END, tunnel->id, index, NULL, 0);
-        if (stream->kind != 'c') close_stream(stream);
-    }
-    return 0;
-}
-
-static int may_read(const struct mux *mux, const struct stream *stream) {
-    return stream->fd >= 0 && stream->kind != 'r' && !stream->sent_end && stream->credit &&
-           left_in(&mux->to_send) <= ENOUGH_OUT;
-}
-
-/* Whether all that the command has written to its ordinary pipes can go before what is ordered. */
-static int pipes_flow(const struct mux *mux, const struct tunnel *tunnel) {
-    for (int i = 1; i < tunnel->stream_count; i++) {
-        const struct stream *stream = &tunnel->streams[i];
-        if (stream->kind == 'w' && stream->fd >= 0 && !may_read(mux, stream)) return 0;
-    }
-    return 1;
-}
-
-/* STARTED goes before what was written meanwhile: who waits for it need not read that yet. */
-static void pass_started(struct mux *mux, struct tunnel *tunnel) {
-    unsigned char reply[STARTED_BYTES];
-    struct stream *stream = &tunnel->streams[0];
-    ssize_t got = recv(stream->fd, reply, sizeof reply, MSG_PEEK);
-    tunnel->has_begun = got >= 0;
-    if (got < (ssize_t)sizeof reply || reply[4] != REP_STARTED) return;
-    stream->credit -= (uint32_t)recv(stream->fd, reply, sizeof reply, 0);
-    send_mux(mux, MUX_DATA, tunnel->id, 0, reply, sizeof reply);
-}
-
-static void pump(struct mux *mux, struct tunnel *tunnel) {
-    int blocked = 0;
-    if (!tunnel->has_begun) pass_started(mux, tunnel);
-    for (int i = 1; i < tunnel->stream_count; i++)
-        if (tunnel->streams[i].kind == 'w') blocked |= read_stream(mux, tunnel, i);
-    for (int i = 1; i < tunnel->stream_count && !blocked; i++)
-        if (tunnel->streams[i].kind == 's') blocked |= read_stream(mux, tunnel, i);
-    if (!blocked) read_stream(mux, tunnel, 0);
-}
-
 static void take_callers(struct mux *mux, struct tunnel *listener) {
     int fd;
     while ((fd = accept4(listener->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0) {
@@ -381,16 +154,8 @@ static void take_callers(struct mux *mux, struct tunnel *listener) {
         struct tunnel *tunnel = add_tunnel(mux, id, fd);
         if (!tunnel) return;
         tunnel->is_raw = tunnel->has_begun = 1;
-        send_number(mux, MUX_ACCEPT, listener->id, -1, id);
+        put_mux_number(&mux->to_send, MUX_ACCEPT, listener->id, -1, id);
     }
-}
-
-static int is_over(const struct tunnel *tunnel) {
-    if (!tunnel->streams[0].sent_end || tunnel->listener >= 0) return 0;
-    if (tunnel->is_raw) return tunnel->streams[0].got_end && !left_in(&tunnel->streams[0].pending);
-    for (int i = 1; i < tunnel->stream_count; i++)
-        if (tunnel->streams[i].kind != 'r' && !tunnel->streams[i].sent_end) return 0;
-    return 1;
 }
 
 static nfds_t fill_polls(struct mux *mux) {
@@ -398,19 +163,8 @@ static nfds_t fill_polls(struct mux *mux) {
     /* A client that does not read what it is answered is not listened to for a while. */
     mux->polls[0] = (struct pollfd){left_in(&mux->to_send) > TOO_MUCH_OUT ? NO_FD : mux->in, POLLIN, 0};
     mux->polls[1] = (struct pollfd){left_in(&mux->to_send) ? mux->out : NO_FD, POLLOUT, 0};
-    for (size_t t = 0; t < mux->count; t++) {
-        struct tunnel *tunnel = mux->tunnels[t];
-        int flows = pipes_flow(mux, tunnel);
-        for (int i = 0; i < tunnel->stream_count; i++) {
-            struct stream *stream = &tunnel->streams[i];
-            short events = 0;
-            int goes = stream->kind == 'w' || flows || (!i && !tunnel->has_begun);
-            if (goes && may_read(mux, stream)) events |= POLLIN;
-            if (left_in(&stream->pending)) events |= POLLOUT;
-            mux->polls[count++] = (struct pollfd){events ? stream->fd : NO_FD, events, 0};
-        }
-        mux->polls[count++] = (struct pollfd){tunnel->listener, POLLIN, 0};
-    }
+    for (size_t t = 0; t < mux->count; t++)
+        count += tunnel_polls(mux->tunnels[t], &mux->to_send, mux->polls + count);
     return count;
 }
 
@@ -419,17 +173,13 @@ static void serve_polls(struct mux *mux) {
     const struct pollfd *at = mux->polls + 2;
     for (size_t t = 0; t < known; t++) {
         struct tunnel *tunnel = mux->tunnels[t];
-        int readable = 0;
-        for (int i = 0; i < tunnel->stream_count; i++, at++) {
-            if (at->revents && left_in(&tunnel->streams[i].pending)) write_stream(mux, tunnel, i);
-            if (at->revents) readable = 1;
-        }
-        if (readable) pump(mux, tunnel);
+        serve_streams(&mux->to_send, tunnel, at);
+        at += tunnel->stream_count;
         if ((at++)->revents) take_callers(mux, tunnel);
     }
     for (size_t t = mux->count; t-- > 0;) {
         if (!is_over(mux->tunnels[t])) continue;
-        send_mux(mux, MUX_CLOSE, mux->tunnels[t]->id, -1, NULL, 0);
+        say_closed(mux, mux->tunnels[t]->id);
         forget(mux, t);
     }
 }
@@ -466,7 +216,7 @@ static pid_t start_server(struct mux *mux) {
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair)) return -1;
     pid_t pid = fork();
     if (pid == 0) {
-        struct serving serving = {.listener = NO_FD, .control = pair[1]};
+        struct serving serving = {.answer = mux->answer, .listener = NO_FD, .control = pair[1]};
         close(pair[0]);
         give_up(mux->in);
         give_up(mux->out);
@@ -478,11 +228,12 @@ static pid_t start_server(struct mux *mux) {
     return pid;
 }
 
-int run_mux(int in, int out) {
+int run_mux(int in, int out, answering *answer) {
     static struct mux mux;
     mux.in = in;
     mux.out = out;
-    mux.polls = calloc(2 + (size_t)MAX_TUNNELS * (MAX_STREAMS + 1), sizeof *mux.polls);
+    mux.answer = answer;
+    mux.polls = calloc(2 + (size_t)MAX_TUNNELS * TUNNEL_POLLS, sizeof *mux.polls);
     if (!mux.polls || start_server(&mux) < 0) return 71;
     signal(SIGPIPE, SIG_IGN);
     prctl(PR_SET_DUMPABLE, 0);

@@ -5,7 +5,9 @@
  * Killing direct children again and again until there are none therefore ends everything.
  */
 #define _GNU_SOURCE
-#include "rock_init.h"
+#include "processes.h"
+
+#include "wire.h"
 
 #include <ctype.h>
 #include <dirent.h>

@@ -9,7 +9,10 @@
  * Paths below the new root are walked without following links: its content may be an agent's.
  */
 #define _GNU_SOURCE
-#include "rock_init.h"
+#include "replace.h"
+
+#include "calls.h"
+#include "files.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -6,7 +6,9 @@
  * - a handler whose client left and that does not end by itself soon is killed.
  */
 #define _GNU_SOURCE
-#include "rock_init.h"
+#include "serve.h"
+
+#include "processes.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -48,7 +50,7 @@ int is_handler(pid_t pid) {
 }
 
 /* A handler has a memory of its own, so it tells PID 1 by a pipe that commands never see. */
-static int handle_renew(int conn, const struct frame *frame) {
+int handle_renew(int conn, const struct frame *frame) {
     struct reader reader = reader_of(frame);
     uint64_t lease_ms = get_u64(&reader), lifetime_ms = get_u64(&reader);
     struct renewal renewal = {(int64_t)lease_ms * 1000000, (int64_t)lifetime_ms * 1000000};
@@ -57,42 +59,6 @@ static int handle_renew(int conn, const struct frame *frame) {
     if (write_all(renewals[1], &renewal, sizeof renewal))
         return reply_error(conn, STAGE_PROCESS, errno, "cannot renew") ? 1 : 0;
     return send_frame(conn, REP_DONE, NULL, 0, NO_FD) ? 1 : 0;
-}
-
-static int handle(int conn) {
-    struct frame frame;
-    fcntl(conn, F_SETFL, 0); /* waiting is what this process is for */
-    if (read_frame(conn, &frame) <= 0) return 0;
-    switch (frame.type) {
-    case REQ_PING: {
-        struct writer writer = {.size = 0};
-        put_u32(&writer, PROTOCOL_VERSION);
-        put_u32(&writer, (uint32_t)getppid());
-        return send_frame(conn, REP_PONG, writer.bytes, writer.size, NO_FD) ? 1 : 0;
-    }
-    case REQ_EXEC: return handle_exec(conn, &frame);
-    case REQ_READ: return handle_read(conn, &frame);
-    case REQ_WRITE: return handle_write(conn, &frame);
-    case REQ_MKDIR: return handle_mkdir(conn, &frame);
-    case REQ_PUT: return handle_put(conn, &frame);
-    case REQ_GET: return handle_get(conn, &frame);
-    case REQ_LISTEN: return handle_listen(conn, &frame);
-    case REQ_SWEEP: return handle_sweep(conn, &frame);
-    case REQ_FREEZE: return handle_freeze(conn, &frame);
-    case REQ_COUNT: return handle_count(conn, &frame);
-    case REQ_RENEW: return handle_renew(conn, &frame);
-    case REQ_SWAP: return handle_swap(conn, &frame);
-    case REQ_DROP: return handle_drop(conn, &frame);
-    case REQ_TREE: return handle_tree(conn, &frame);
-    case REQ_ADOPT: return handle_adopt(conn, &frame);
-    case REQ_PREPARE: return handle_prepare(conn, &frame);
-    case REQ_ATTACH: return handle_attach(conn, &frame);
-    case REQ_STORE: return handle_store(conn, &frame);
-    case REQ_UNSTORE: return handle_unstore(conn, &frame);
-    case REQ_LOOK: return handle_look(conn, &frame);
-    case REQ_MUX: return run_mux(conn, conn);
-    default: return reply_error(conn, STAGE_REQUEST, ENOSYS, "unknown request type") ? 1 : 0;
-    }
 }
 
 static void forget_handler(size_t index, int status) {
@@ -167,7 +133,7 @@ static void start_handler(int conn, const struct serving *serving, int signals) 
         if (serving->listener >= 0) close(serving->listener);
         if (serving->control >= 0) close(serving->control);
         close(signals);
-        _exit(handle(conn));
+        _exit(serving->answer(conn));
     }
     if (pid < 0) {
         reply_error(conn, STAGE_PROCESS, handler_count < MAX_HANDLERS ? errno : EAGAIN,

@@ -5,7 +5,9 @@
  * no name any more, is gone. An overlay that is still in use keeps what it needs until then.
  */
 #define _GNU_SOURCE
-#include "rock_init.h"
+#include "storage.h"
+
+#include "processes.h"
 
 #include <errno.h>
 #include <fcntl.h>

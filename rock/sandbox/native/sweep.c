@@ -1,6 +1,9 @@
 /* All processes of the sandbox at once: ending them (for a reset) or stopping them (a pause). */
 #define _GNU_SOURCE
-#include "rock_init.h"
+#include "sweep.h"
+
+#include "processes.h"
+#include "serve.h"
 
 #include <ctype.h>
 #include <dirent.h>

@@ -4,7 +4,10 @@
  * Coming out, links are sent as links; sockets, pipes and devices are left out.
  */
 #define _GNU_SOURCE
-#include "rock_init.h"
+#include "tree.h"
+
+#include "account.h"
+#include "files.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -5,7 +5,7 @@
  *     u32 size of what follows | u8 type | body
  *
  * Integers are little-endian. A text or byte string is a u32 length and its bytes. Descriptors
- * travel with the first byte of a frame. `rock/sandbox/frames.py` is the other end of this file:
+ * travel with the first byte of a frame. `rock/sandbox/channel/frames.py` is the other end of this file:
  *
  *     EXEC    u32 timeout ms | u32 flags | text user | text cwd | u32 n, n texts argv |
  *             u32 n, n texts env | u32 n, n times (u32 resource, u64 value) | u32 rows | u32 columns;
@@ -40,7 +40,7 @@
  *     FD      u64 size              ERROR  u8 stage | u32 errno | text
  */
 #define _GNU_SOURCE
-#include "rock_init.h"
+#include "wire.h"
 
 #include <errno.h>
 #include <poll.h>

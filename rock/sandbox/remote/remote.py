@@ -13,7 +13,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlencode
 
 from rock.errors import ProviderUnavailable, RockError, SandboxError
@@ -26,7 +26,8 @@ from rock.sandbox.base import (
     SandboxSpec,
 )
 from rock.sandbox.box.box_state import BoxState
-from rock.sandbox.box.channel_sandbox import ChannelSandbox, Identity
+from rock.sandbox.box.channel_sandbox import ChannelSandbox
+from rock.sandbox.box.identity import Identity
 from rock.sandbox.box.stateful import Box, Enforced
 from rock.sandbox.box.variables import changed
 from rock.sandbox.channel.channel import Channel
@@ -37,6 +38,7 @@ from rock.sandbox.ending import to_the_end
 from rock.sandbox.logs import LogEntry, LogPage
 from rock.sandbox.remote.asking import REMEDY, Known, ServerRequests
 from rock.sandbox.remote.notes import NoteSink
+from rock.sandbox.spec import NetworkName
 from rock.sandbox.state import Capability, Changes, Held, ResetReceipt, Snapshot
 
 log = logging.getLogger(__name__)
@@ -135,10 +137,6 @@ class RemoteSandbox(ChannelSandbox):
         await self._notes.close()
         await super().detach()
 
-    def drop_notes(self) -> None:
-        """Tell its log no more."""
-        self._notes.drop()
-
     async def stop(self) -> None:
         self._notes.drop()
         await super().stop()
@@ -175,7 +173,7 @@ class RemoteSandbox(ChannelSandbox):
 
     async def set_network(
         self,
-        network: Literal["none", "model", "allowlist", "full"],
+        network: NetworkName,
         allowed_hosts: tuple[str, ...] = (),
     ) -> None:
         self._check_not_stopped()
@@ -344,14 +342,6 @@ class RemoteProvider(Provider):
             return Death(DeathCause.ENGINE_GONE, exc.message)
         except RockError as exc:
             return Death(DeathCause.GONE, f"its server has it no more: {exc.message}")
-
-    async def fall_silent(self) -> None:
-        """Renew nothing any more and close every stream, as a process that is killed does."""
-        await self._stop_beating()
-        for sandbox in self._sandboxes.values():
-            sandbox.drop_notes()
-            await sandbox.channel.close()
-        await self._server.close()
 
     async def _stop_beating(self) -> None:
         if self._beating is not None:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from rock.rollout.curriculum import BySuccess
 from rock.rollout.scheduler.bias import length_bias, survival_mean
 from rock.rollout.scheduler.core import Scheduler
+from rock.rollout.scheduler.curriculum import BySuccess
 from rock.rollout.scheduler.pace import ROOM_SECONDS, SETTLE_SECONDS, ModelPace, StartRate
 from rock.rollout.scheduler.plan import (
     Cancel,
