@@ -7,7 +7,9 @@ the unmodified `rock/demo/agent.py` in sandboxes without a network; the trainer 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import shutil
 import sys
 import sysconfig
 from collections.abc import AsyncGenerator, Coroutine
@@ -105,6 +107,7 @@ async def _demo(config: RunFile, seed: int, view: TextView) -> RunResult:
     assert config.out is not None
     state_dir = config.out / "service"
     async with (
+        _nothing_left_unbegun(config.out, state_dir),
         kept_up(ServiceProcess(state_dir, exit_with_parent=True)) as service,
         _trainer(service, seed, view.console) as trainer,
     ):
@@ -120,6 +123,23 @@ async def _demo(config: RunFile, seed: int, view: TextView) -> RunResult:
             on_event=view.on_event,
         )
         return await _while_answered(trainer, work)
+
+
+@asynccontextmanager
+async def _nothing_left_unbegun(directory: Path, state_dir: Path) -> AsyncGenerator[None]:
+    """Stopped before its run began, a demo takes away what it has made; after a failure there is a log to read."""
+    made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
+    own_state = not state_dir.exists()
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not (directory / "run.json").exists():
+            if own_state:
+                shutil.rmtree(state_dir, ignore_errors=True)
+            with contextlib.suppress(OSError):  # somebody else has put something there
+                for folder in made:
+                    folder.rmdir()
+        raise
 
 
 async def _while_answered(trainer: process.Process, work: Coroutine[Any, Any, T]) -> T:

@@ -173,3 +173,14 @@ async def test_an_engine_that_does_not_answer_at_docker_host_is_not_used(tmp_pat
     done = await rock(*argv, home=tmp_path, extra=extra, seconds=250)
     assert done.code == 0, done.err
     assert "sandboxes by local" in done.out
+
+
+async def test_a_demo_stopped_before_its_run_began_leaves_nothing(tmp_path: Path) -> None:
+    argv = ["demo", "--out", "runs/first", "--provider", "local", "--tasks", "2"]
+    async with started(*argv, home=tmp_path) as process:
+        # Its service is just being started, which takes a Python process.
+        await wait_until((tmp_path / "runs/first/service/service.log").exists)
+        process.send_signal(signal.SIGINT)
+        await process.communicate()
+    assert process.returncode == 130
+    assert not (tmp_path / "runs").exists()
