@@ -125,16 +125,19 @@ async def _demo(config: RunFile, seed: int, view: TextView) -> RunResult:
         return await _while_answered(trainer, work)
 
 
+def _not_there(folder: Path) -> list[Path]:
+    return [one for one in (folder, *folder.parents) if not one.exists()]
+
+
 @asynccontextmanager
 async def _nothing_left_unbegun(directory: Path, state_dir: Path) -> AsyncGenerator[None]:
     """Stopped before its run began, a demo takes away what it has made; after a failure there is a log to read."""
-    made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
-    own_state = not state_dir.exists()
+    made, new_state = _not_there(directory), state_dir in _not_there(state_dir)
     try:
         yield
     except asyncio.CancelledError:
         if not (directory / "run.json").exists():
-            if own_state:
+            if new_state:
                 shutil.rmtree(state_dir, ignore_errors=True)
             with contextlib.suppress(OSError):  # somebody else has put something there
                 for folder in made:
