@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import resource
@@ -26,6 +25,7 @@ from msgspec import Struct
 from rock.errors import ConfigError, RockError, ServiceUnavailable, SessionClosed
 from rock.modelservice.backends.running import running
 from rock.modelservice.client.worker import Policy
+from rock.modelservice.hosting.collector import Collector
 from rock.modelservice.keys import Keys, ensure_keys
 from rock.modelservice.planes.agent_plane import AgentPlane
 from rock.modelservice.planes.attach import AttachPoint
@@ -40,9 +40,6 @@ log = logging.getLogger(__name__)
 
 READY_FILE = "ready.json"
 ATTACH_FILE = "attach.sock"
-GC_THRESHOLDS = (100_000, 20, 50)
-"""Calls stay in memory, so the collector finds little and looks at much: the usual thresholds cost a
-sixth of all CPU under load."""
 
 
 class Ready(Struct, kw_only=True):
@@ -140,12 +137,12 @@ def run(
     `agent_fd` and `control_fd` are listening sockets inherited from whoever owns them.
     """
     _raise_descriptor_limit()
-    gc.set_threshold(*GC_THRESHOLDS)
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_run(config, policies, agent_fd, control_fd, parent_pid, on_ready))
+    with Collector() as collector, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_run(collector, config, policies, agent_fd, control_fd, parent_pid, on_ready))
 
 
 async def _run(
+    collector: Collector,
     config: ServiceConfig,
     policies: Mapping[str, Policy] | None,
     agent_fd: int | None,
@@ -165,6 +162,7 @@ async def _run(
             agent_socket=None if agent_fd is None else socket.socket(fileno=agent_fd),
             control_socket=None if control_fd is None else socket.socket(fileno=control_fd),
         ) as running:
+            collecting = loop.create_task(collector.watch(lambda: not running.service.connections))
             try:
                 told = _write_ready(ready, running)
                 if on_ready is not None:
@@ -178,6 +176,7 @@ async def _run(
                 if running.service.error is not None:
                     raise running.service.error
             finally:
+                collecting.cancel()
                 ready.unlink(missing_ok=True)
 
 

@@ -86,7 +86,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._peers.discard(self)
-        self._reader.deaf = True
+        self._reader.close()
         if self._linger is not None:
             self._linger.cancel()
         unsent, self._unsent = self._unsent, None
@@ -337,8 +337,9 @@ class Connection(asyncio.Protocol):
         parked, self._parked = self._parked, None
         if parked is not None:
             parked.left()
-        if self.task is not None:
-            self.task.cancel()
+        task, self.task = self.task, None  # or its traceback and this would keep each other
+        if task is not None:
+            task.cancel()
 
     def abort(self) -> None:
         self._transport.abort()

@@ -22,6 +22,17 @@ log = logging.getLogger(__name__)
 MAX_HEAD_BYTES = 64 * 1024
 
 
+class _Nobody:
+    """For whom a closed connection is parsed; nothing is."""
+
+
+_NOBODY = _Nobody()
+
+
+def _nobody(incoming: Incoming) -> None:
+    del incoming
+
+
 class RequestReader:
     """Reads the requests of one connection. `arrived` is called when the rest of a request has come
     that was answered before."""
@@ -71,6 +82,12 @@ class RequestReader:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
                 self._broken(BadRequest(f"the head is over {MAX_HEAD_BYTES} bytes"))
+
+    def close(self) -> None:
+        """Read nothing more. Whoever is read for, and the parser, are let go of: no cycle is left."""
+        self.deaf = True
+        self._arrived = _nobody
+        self._parser = HttpRequestParser(_NOBODY)
 
     def head_is_late(self, now: float, seconds: float) -> bool:
         """Whether a head began to come more than `seconds` ago and is not complete."""
