@@ -1,5 +1,7 @@
 """Rules for every test: what happens when something that the test needs is not on this machine."""
 
+import signal
+
 import pytest
 
 from rock.config import read_environment
@@ -7,6 +9,8 @@ from tests.needs import NEEDS
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A job in the background of a shell ignores Ctrl-C, and so would all that it starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     unknown = read_environment().require - NEEDS.keys()
     if unknown:
         raise pytest.UsageError(
