@@ -1,4 +1,4 @@
-"""Rules for every test: what happens when something that the test needs is not on this machine."""
+"""Rules for every test: Ctrl-C reaches what it starts; what it needs and is not on this machine skips or fails it."""
 
 import signal
 
