@@ -5,8 +5,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Many tests wait for processes, so more workers than cores is right.
 WORKERS ?= 4
+# More arguments for pytest, such as --last-failed.
+AGAIN ?=
+COMPILED_TESTS := tests/modelservice tests/e2e tests/test_compiling.py tests/test_trainer_pages.py
 
-.PHONY: help setup demo test test-clients test-export test-torch test-sandboxes soak-service soak-sandbox fuzz bench check lint fmt clean
+.PHONY: help setup demo test compiled test-compiled test-clients test-export test-torch test-sandboxes soak-service soak-sandbox soak-rollout fuzz bench check lint fmt clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -21,7 +24,14 @@ demo: setup      ## run the whole loop: agents, ModelService, trainer, grades
 	@$(BIN)/rock demo
 
 test: setup      ## run the test suite (under five minutes)
-	@$(BIN)/pytest -n $(WORKERS) --dist worksteal
+	@$(BIN)/pytest -n $(WORKERS) --dist worksteal $(AGAIN)
+
+compiled: setup  ## a copy of this checkout in build/compiled with ModelService compiled (mypyc)
+	@scripts/compiled.sh $(BIN)/python
+
+test-compiled: compiled  ## what drives ModelService, on its compiled form
+	@cd build/compiled && PYTHONPATH=$$PWD ROCK_REQUIRE=$${ROCK_REQUIRE:+$$ROCK_REQUIRE,}compiled \
+		$(abspath $(BIN))/pytest -n $(WORKERS) --dist worksteal $(COMPILED_TESTS) $(AGAIN)
 
 test-export: setup  ## the exports, read by the projects they are for (makes .venv-export, 2 GB)
 	scripts/export-envs.sh
@@ -32,7 +42,7 @@ test-torch: setup  ## exported tokens against a real transformer, a real learner
 	@$(BIN)/pytest -m torch
 
 test-sandboxes: setup  ## every check of the sandbox contract on every provider
-	@$(BIN)/pytest -m "soak or not soak" -n $(WORKERS) --dist worksteal tests/sandbox/test_conformance.py
+	@$(BIN)/pytest -m "soak or not soak" -n $(WORKERS) --dist worksteal tests/sandbox/test_conformance.py $(AGAIN)
 
 soak-sandbox: setup  ## thousands of sandboxes with faults: nothing may be left, memory may not grow
 	@$(BIN)/pytest -m soak -s tests/sandbox/test_soak.py tests/sandbox/test_engine_restart.py
@@ -55,7 +65,7 @@ bench: setup     ## measure the loop and sandboxes beside others, against their 
 test-clients: setup  ## install real agents (2.5 GB, once) and run them against ModelService
 	-@$(BIN)/python -m tests.clients.install
 	-@! docker version >/dev/null 2>&1 || tests/images/build.sh test trixie
-	@$(BIN)/pytest -m clients -n $(WORKERS) tests/clients
+	@$(BIN)/pytest -m clients -n $(WORKERS) tests/clients $(AGAIN)
 
 lint: setup      ## format check, ruff, pyright, import contracts
 	$(BIN)/ruff format --check .
@@ -70,4 +80,4 @@ fmt: setup       ## fix what can be fixed
 check: lint test ## everything a commit must pass
 
 clean:           ## remove what setup made
-	rm -rf $(VENV) .venv-export .venv-torch rock/sandbox/native/rock-init
+	rm -rf $(VENV) .venv-export .venv-torch build/compiled build/compiled-wheel rock/sandbox/native/rock-init

@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 from rock.config import read_environment
 from rock.errors import SandboxError
+from rock.modelservice.hosting.form import compiled_modules
 from rock.sandbox.base import Availability
 from rock.sandbox.docker.engine import Engine
 from rock.sandbox.local import LocalProvider
@@ -94,6 +95,12 @@ def why_no_busybox() -> Reason:
     return None
 
 
+def why_not_compiled() -> Reason:
+    if not compiled_modules():
+        return "ModelService runs as Python source here (make test-compiled runs it compiled)"
+    return None
+
+
 NEEDS: Mapping[str, Callable[[], Reason]] = MappingProxyType(
     {
         "docker": why_no_docker,
@@ -101,6 +108,7 @@ NEEDS: Mapping[str, Callable[[], Reason]] = MappingProxyType(
         "mounts": why_no_mounts,
         "netadmin": why_no_net_admin,
         "busybox": why_no_busybox,
+        "compiled": why_not_compiled,
     }
 )
 """By the mark of the tests that need it."""

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from rock.config import read_environment
 from rock.errors import ProviderUnavailable
+from rock.modelservice.hosting.form import HOW_TO_COMPILE, compiled_modules, form
 from rock.sandbox.doctor import Check, choose_provider, examine
 
 
@@ -29,12 +30,17 @@ def run_doctor(*, as_json: bool) -> None:
 
 
 async def _examine(docker_host: str | None) -> tuple[list[Check], str | None]:
-    checks = await examine(docker_host)
+    checks = [_form(), *await examine(docker_host)]
     try:
         async with await choose_provider(docker_host) as provider:
             return checks, provider.name
     except ProviderUnavailable:
         return checks, None
+
+
+def _form() -> Check:
+    detail = f"runs {form()}" + ("" if compiled_modules() else f"; {HOW_TO_COMPILE}")
+    return Check(name="ModelService", ok=True, detail=detail)
 
 
 def _print(checks: list[Check], provider: str | None) -> None:

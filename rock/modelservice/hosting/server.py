@@ -26,6 +26,7 @@ from rock.errors import ConfigError, RockError, ServiceUnavailable, SessionClose
 from rock.modelservice.backends.running import running
 from rock.modelservice.client.worker import Policy
 from rock.modelservice.hosting.collector import Collector
+from rock.modelservice.hosting.form import form
 from rock.modelservice.keys import Keys, ensure_keys
 from rock.modelservice.planes.agent_plane import AgentPlane
 from rock.modelservice.planes.attach import AttachPoint
@@ -168,7 +169,10 @@ async def _run(
                 if on_ready is not None:
                     on_ready(told)
                 log.info(
-                    "serving agents on %s, control on %s", running.agent_url, running.control_url
+                    "serving agents on %s, control on %s, %s",
+                    running.agent_url,
+                    running.control_url,
+                    form(),
                 )
                 if config.on_journal_failure == "exit":
                     running.service.on_journal_failed(stop.set)
