@@ -1,8 +1,8 @@
 """How fast is agent → queue → claim → complete → reply, beside what it could be replaced with?
 
 In one run on one machine: (a) a static nginx, (b) nginx as reverse proxy, (c) ModelService as proxy,
-(d) ModelService's queue with a trainer and the journal on, (e) LiteLLM's proxy and (f) rLLM's
-gateway; then 10,000 parked calls, then conversations that grow to 100,000 tokens.
+(d) ModelService's queue with a trainer and the journal on, as source and (e) compiled, (f) LiteLLM's
+proxy and (g) rLLM's gateway; then 10,000 parked calls, then conversations that grow to 100,000 tokens.
 
     python benchmarks/loop.py [--parts side,parked,history] [--agents 1,64,512] [--seconds 4]
                               [--rounds 3] [--no-peers] [--check] [--json]
@@ -26,6 +26,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 from bar import Bar
 from bars import history_bars, parked_bars, side_bars
+from compiled import compiled_tree
 from history import History, growing
 from parked import Parked, parked
 from proc import pin
@@ -46,13 +47,18 @@ class Figures:
         return found + (history_bars(self.history) if self.history else [])
 
 
-async def measure(given: argparse.Namespace, folder: Path) -> Figures:
+async def measure(given: argparse.Namespace, folder: Path, compiled: Path | None) -> Figures:
     parts = given.parts.split(",")
     figures = Figures()
-    if "side" in parts:
+    if compiled is not None:
         agents = [int(part) for part in given.agents.split(",")]
         figures.side = await side_by_side(
-            agents, given.seconds, given.rounds, folder, peers=not given.no_peers
+            agents,
+            given.seconds,
+            given.rounds,
+            folder,
+            compiled=compiled,
+            peers=not given.no_peers,
         )
     if "parked" in parts:
         figures.parked = await parked(given.parked, folder)
@@ -79,7 +85,7 @@ def tables(figures: Figures) -> str:
 
 
 def side_table(side: Side) -> list[str]:
-    head = f"{'target':12}{'agents':>7}{'turns/s':>9}{'p50 ms':>9}{'p99 ms':>9}{'added p50':>11}"
+    head = f"{'target':14}{'agents':>7}{'turns/s':>9}{'p50 ms':>9}{'p99 ms':>9}{'added p50':>11}"
     lines = [head + f"{'CPU us':>9}{'/ nginx':>9}{'errors':>8}"]
     nginx = {row.agents: row.cpu_us_per_turn for row in side.rows if row.target == "nginx"}
     lines += [side_line(row, nginx[row.agents]) for row in side.rows]
@@ -89,7 +95,7 @@ def side_table(side: Side) -> list[str]:
 
 def side_line(row: Row, nginx_cpu_us: float) -> str:
     return (
-        f"{row.target:12}{row.agents:>7}{row.turns_per_second:>9.0f}{row.p50_ms:>9.2f}"
+        f"{row.target:14}{row.agents:>7}{row.turns_per_second:>9.0f}{row.p50_ms:>9.2f}"
         f"{row.p99_ms:>9.2f}{row.added_p50_ms:>11.2f}{row.cpu_us_per_turn:>9.0f}"
         f"{row.cpu_us_per_turn / nginx_cpu_us:>9.1f}{row.errors:>8}"
     )
@@ -126,10 +132,11 @@ def main() -> int:
     given = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    compiled = compiled_tree() if "side" in given.parts.split(",") else None
     if (os.cpu_count() or 1) > 1:
         pin([os.getpid()], SERVER_CORE + 1)  # children inherit it until they are pinned
     with tempfile.TemporaryDirectory(prefix="rock-loop-") as folder:
-        figures = asyncio.run(measure(given, Path(folder)))
+        figures = asyncio.run(measure(given, Path(folder), compiled))
     bars = figures.bars()
     if given.json:
         print(json.dumps({**asdict(figures), "bars": [asdict(bar) for bar in bars]}, indent=2))

@@ -38,8 +38,15 @@ class Side:
 
 
 async def side_by_side(
-    agents: Sequence[int], seconds: float, rounds: int, folder: Path, *, peers: bool
+    agents: Sequence[int],
+    seconds: float,
+    rounds: int,
+    folder: Path,
+    *,
+    compiled: Path,
+    peers: bool,
 ) -> Side:
+    """`compiled` is a tree with ModelService compiled: the queue is measured in both forms."""
     skipped: dict[str, str] = {}
     async with AsyncExitStack() as stack:
         static = await stack.enter_async_context(nginx(folder))
@@ -47,9 +54,13 @@ async def side_by_side(
         proxy, _ = await stack.enter_async_context(
             rock_service(folder, "rock-proxy", upstream=static)
         )
-        queue, service = await stack.enter_async_context(rock_service(folder, "rock-queue"))
-        await stack.enter_async_context(trainer(service))
-        targets += [proxy, queue]
+        targets.append(proxy)
+        for name, tree in {"rock-queue": None, "rock-compiled": compiled}.items():
+            queue, service = await stack.enter_async_context(
+                rock_service(folder, name, compiled=tree)
+            )
+            await stack.enter_async_context(trainer(service))
+            targets.append(queue)
         for name, make in {"litellm": litellm, "rllm": rllm}.items() if peers else ():
             try:
                 targets.append(await stack.enter_async_context(make(folder, static)))

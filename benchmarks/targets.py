@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from compiled import running_from
 from load import MakeRequest, post
 from trainer import ANSWER
 
@@ -148,19 +149,25 @@ async def nginx(folder: Path, upstream: Target | None = None) -> AsyncGenerator[
 
 @asynccontextmanager
 async def rock_service(
-    folder: Path, name: str, *, upstream: Target | None = None
+    folder: Path, name: str, *, upstream: Target | None = None, compiled: Path | None = None
 ) -> AsyncGenerator[tuple[Target, ServiceProcess], None]:
-    """ModelService: with `upstream` a proxy by its `openai` backend, else the queue."""
+    """ModelService: with `upstream` a proxy by its `openai` backend, else the queue; as source, or as it is
+    in the tree `compiled`."""
     backend = None if upstream is None else "openai:policy"
     service = ServiceProcess(
         folder / name,
         settings={"cancel_grace_seconds": 1},
         backends=[] if backend is None else [backend],
         api_base=None if upstream is None else f"http://127.0.0.1:{upstream.port}/v1",
-        environment={"OPENAI_API_KEY": "any"},
+        environment={
+            "OPENAI_API_KEY": "any",
+            **({} if compiled is None else running_from(compiled)),
+        },
         exit_with_parent=True,
     )
     async with service, AdminClient(service.control_url, service.keys.admin_key) as admin:
+        if service.ready.form.startswith("compiled") != (compiled is not None):
+            raise RuntimeError(f"{name} runs {service.ready.form}")
         port = int(service.agent_url.rpartition(":")[2])
 
         async def made(count: int) -> list[MakeRequest]:

@@ -44,11 +44,12 @@ def test_modules_that_are_not_named_as_compiled_are_loaded_from_their_source() -
         assert isinstance(spec.loader, SourceFileLoader), name
 
 
-async def test_a_service_says_its_form_in_its_log_and_it_is_that_of_who_started_it(
+async def test_a_service_says_its_form_and_it_is_that_of_who_started_it(
     tmp_path: Path,
 ) -> None:
-    async with ServiceProcess(tmp_path, environment={"ROCK_LOG_LEVEL": "INFO"}):
-        pass
+    async with ServiceProcess(tmp_path, environment={"ROCK_LOG_LEVEL": "INFO"}) as service:
+        told = service.ready.form
     log = (tmp_path / LOG_FILE).read_text()
+    assert told == form()
     assert form() in {"as Python source", f"compiled ({len(listed())} modules)"}
     assert f", {form()}\n" in log

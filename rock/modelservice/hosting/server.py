@@ -50,6 +50,8 @@ class Ready(Struct, kw_only=True):
     agent_url: str
     control_url: str
     attach_path: str
+    form: str = ""
+    """As `hosting.form` says it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +204,7 @@ def _write_ready(path: Path, running: Running) -> Ready:
         agent_url=running.agent_url,
         control_url=running.control_url,
         attach_path=str(running.attach_path),
+        form=form(),
     )
     draft = path.with_suffix(".new")
     try:
