@@ -143,13 +143,14 @@ class AgentPlane:
         return _PlainReply(self, self._service, call, dialect, parsed.renderer)
 
     async def _submitted(
-        self, session: Session, dialect: Dialect, incoming: Incoming, renderer: Renderer
+        self, session: Session, dialect: Dialect, incoming: Incoming | None, renderer: Renderer
     ) -> Reply | EventStream | Parked:
+        assert incoming is not None
         try:
             call = await self._service.submit(session, incoming, wait=incoming.stream)
             if not incoming.stream:
                 return _PlainReply(self, self._service, call, dialect, renderer)
-            del incoming
+            incoming = None  # its body is not kept while the answer streams
             try:
                 await call.news_within(self._config.stream_grace_seconds, Seen())
             except BaseException:  # cancelled: the agent went away while it waited
