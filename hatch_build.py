@@ -59,7 +59,6 @@ class PackageHook(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if self.target_name != "wheel":
             return
-        self._build_helper()
         build_data["pure_python"] = False
         if compiling() and version != "editable":
             build_data["force_include"].update(self._compiled())
@@ -67,6 +66,7 @@ class PackageHook(BuildHookInterface[Any]):
         else:
             platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
             build_data["tag"] = f"py3-none-{platform}"
+        self._build_helper()
 
     def _build_helper(self) -> None:
         folder = Path(self.root, NATIVE)
