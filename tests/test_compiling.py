@@ -1,12 +1,15 @@
 """What stands in the way of compiling is said in one line, and nothing is left in the source tree."""
 
+import runpy
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).parent.parent / "scripts" / "compile.py"
+ROOT = Path(__file__).parent.parent
+PROGRAM = ROOT / "scripts" / "compile.py"
 MODULE = "rock/part.py"
 
 
@@ -41,6 +44,13 @@ def test_a_class_that_would_silently_become_another_is_refused_by_name(
     assert done.returncode == 1
     assert f"rock cannot be compiled: {MODULE}:3: class Part is a msgspec Struct" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_no_module_that_is_compiled_has_such_a_class() -> None:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        modules = tomllib.load(file)["tool"]["hatch"]["build"]["hooks"]["custom"]["compiled"]
+    unfit_classes = runpy.run_path(str(PROGRAM))["unfit_classes"]
+    assert [found for module in modules for found in unfit_classes(ROOT, module)] == []
 
 
 def test_a_missing_compiler_is_named_with_what_brings_it(tmp_path: Path) -> None:
