@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=$1 place=build/compiled wheel=build/compiled-wheel
-package=(rock pyproject.toml hatch_build.py scripts/compile.py README.md LICENSE)
+package=(rock pyproject.toml hatch_build.py scripts/compile.py)
 
 # The files that git knows or would add, as they are here, with a zero byte after each.
 files() {
