@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Many tests wait for processes, so more workers than cores is right.
 WORKERS ?= 4
+# Without byte code on disk every worker compiles every test, and every process all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo test test-clients test-export test-torch test-sandboxes soak-service soak-sandbox fuzz bench check lint fmt clean
 
