@@ -24,7 +24,7 @@ from rock.errors import (
 )
 from rock.rollout.building import make_ready
 from rock.rollout.episode.episode import Tools
-from rock.rollout.episode.specs import SLACK_SECONDS
+from rock.rollout.episode.specs import SLACK_SECONDS, grade_seconds, sandbox_spec
 from rock.rollout.episode.workspace import keep_output, kept_workspace
 from rock.rollout.grading import Exam, SessionBench, Setting, lay_out
 from rock.rollout.groups import final_record
@@ -37,7 +37,7 @@ from rock.rollout.records.outcome import Outcome, OutcomeClass, Phase, graded, o
 from rock.rollout.records.record import Record, now, seen
 from rock.rollout.records.rundir import RunDir, plan_of
 from rock.rollout.report.events import EpisodeGraded
-from rock.sandbox.base import ExecResult, Sandbox, SandboxSpec
+from rock.sandbox.base import ExecResult, Sandbox
 
 EMPTY_SECONDS = 30.0
 _EMPTY = ["sh", "-c", "rm -rf -- ./* ./.[!.]* ./..?*"]
@@ -110,8 +110,8 @@ class Regrader:
         grader = task.grader or run.grader
         if grader is None:
             return _Again(record, outcome_of(OutcomeClass.TASK_INVALID, Phase.GRADE))
-        seconds = task.timeouts.grade_seconds or grader.whole_seconds()
-        setting = self._setting(record, task, seconds)
+        seconds = grade_seconds(task, run)
+        setting = self._setting(record, task)
         async with asyncio.timeout(run.limits.provision_seconds):
             sandbox = await self._tools.provider.create(setting.spec)
         async with sandbox, Exam(loaded, grader, setting) as exam:
@@ -136,27 +136,18 @@ class Regrader:
             outcome = graded(result.reward, agent_class=record.agent_class, detail=result.detail)
         return _Again(record, outcome, exam, result.result)
 
-    def _setting(self, record: Record, task: Task, grade_seconds: float) -> Setting:
-        run, labels = self._tools.run, plan_of(record).labels()
+    def _setting(self, record: Record, task: Task) -> Setting:
+        run, plan = self._tools.run, plan_of(record)
         return Setting(
             provider=self._tools.provider,
-            spec=SandboxSpec(
-                image=task.image or run.image,
-                mounts=run.mounts(),
-                workdir=task.workdir,
-                env=task.env,
-                user=task.user,
-                limits=run.sandbox_limits(),
-                labels=labels,
-                lifetime_seconds=grade_seconds + 2 * run.limits.setup_seconds + 300.0,
-            ),
+            spec=sandbox_spec(plan, task, run, agent=False),
             bench=SessionBench(
                 admin=self._tools.admin,
                 backend=self._tools.backend,
                 model_name=run.model_name,
-                labels=labels,
+                labels=plan.labels(),
             ),
-            folder=self._directory.attempt_folder(plan_of(record)),
+            folder=self._directory.attempt_folder(plan),
             reaches=reaches_of(run, task),
             controls=self._tools.controls,
         )

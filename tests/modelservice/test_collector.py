@@ -139,7 +139,16 @@ def test_what_was_looked_at_young_is_left_alone_until_everything_is_looked_at() 
         assert len(kept) == 1000
 
 
-def test_everything_is_looked_at_when_there_may_be_twice_as_much_and_nobody_waits() -> None:
+def test_what_can_be_in_no_cycle_brings_no_look_at_everything() -> None:
+    with Collector(young_objects=1000, least=gc.get_freeze_count()) as collector:
+        objects = len(gc.get_objects()) + gc.get_freeze_count()
+        kept = [(number,) for number in range(5 * objects)]
+        assert not collector.due(quiet=True)
+        assert not collector.due(quiet=False)
+        assert kept
+
+
+def test_everything_is_looked_at_when_there_is_twice_as_much_and_nobody_waits() -> None:
     with Collector(young_objects=1000, least=gc.get_freeze_count()) as collector:
         assert not collector.due(quiet=True)
         objects = len(gc.get_objects()) + gc.get_freeze_count()

@@ -7,7 +7,8 @@ from typing import Any
 
 from msgspec import Raw, convert
 
-from rock.modelservice.graph.graph import AnswerRef, Extension, MessageGraph, Placement
+from rock.modelservice.graph.graph import MessageGraph
+from rock.modelservice.graph.places import AnswerRef, Extension, Placement
 from rock.modelservice.wire import AssistantMessage
 
 SYSTEM = {"role": "system", "content": "be good"}

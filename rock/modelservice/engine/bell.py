@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 
 class Bell:
@@ -41,7 +42,7 @@ class Bell:
 
     def ring(self, preferred: str | None = None) -> None:
         """Wake a waiter with the name `preferred`, if there is one, or who has waited longest."""
-        waiters = self._waiters
+        waiters: Iterable[asyncio.Future[None]] = self._waiters
         if preferred is not None and preferred in self._named:
             waiters = self._named[preferred]
         for waiter in waiters:

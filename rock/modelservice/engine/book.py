@@ -16,12 +16,14 @@ from rock.errors import (
     SessionClosed,
     shown,
 )
-from rock.modelservice.engine.calls import Call, Original, failure
+from rock.modelservice.engine.asked import Original
+from rock.modelservice.engine.calls import Call, failure
 from rock.modelservice.engine.conversation import Conversation
 from rock.modelservice.engine.limits import bound_of
 from rock.modelservice.engine.spans import Said
 from rock.modelservice.graph.answer import Answer
-from rock.modelservice.graph.graph import AnswerRef, Extension, MessageGraph
+from rock.modelservice.graph.graph import MessageGraph
+from rock.modelservice.graph.places import AnswerRef, Extension
 from rock.modelservice.graph.rows import CallTokens, Sample
 from rock.modelservice.journal import records
 from rock.modelservice.sessions import Over, Session, Sessions

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from functools import lru_cache
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw
 from msgspec.structs import replace
 
 from rock.errors import (
@@ -28,6 +27,7 @@ from rock.errors import (
     UpstreamError,
     UpstreamUnauthorized,
 )
+from rock.modelservice.engine.asked import Identity, Original, head_of
 from rock.modelservice.engine.queue import TRAINER_BACKEND, Ticket
 from rock.modelservice.engine.spans import Said, Seen
 from rock.modelservice.graph.answer import Answer, Delta
@@ -53,21 +53,11 @@ _FAILURES: dict[str, type[RockError]] = {
         UpstreamUnauthorized,
     )
 }
-Identity = tuple[str, int, int | None, bytes]
-"""Dialect, messages, tools and parameters: equal for two requests that ask the same."""
 
 
 def failure(code: str, message: str) -> RockError:
     """The error an agent gets for a call that ended with `code`."""
     return _FAILURES.get(code, CallFailed)(message)
-
-
-class Original(Struct, frozen=True):
-    """A request as it was asked: its place in the graph, its tools, its parameters as JSON."""
-
-    leaf: int
-    tools: int | None
-    request: bytes
 
 
 class Call(Ticket):
@@ -164,12 +154,12 @@ class Call(Ticket):
     @property
     def model(self) -> str:
         """The model name in effect: a pin, or what the agent asked for."""
-        return _head(self.request).model
+        return head_of(self.request).model
 
     @property
     def wanted(self) -> int:
         """How many choices the request asks for."""
-        return _head(self.request).n
+        return head_of(self.request).n
 
     def move(self, event: Event) -> None:
         before = self.state
@@ -252,19 +242,6 @@ class Call(Ticket):
         finally:
             self.forget(wake)
         return bool(done)
-
-
-class _Head(Struct, frozen=True):
-    model: str
-    n: int = 1
-
-
-_heads = msgspec.json.Decoder(_Head)
-
-
-@lru_cache(maxsize=256)
-def _head(request: bytes) -> _Head:
-    return _heads.decode(request)  # agents ask turn after turn with the same parameters
 
 
 def _effective(record: records.CallQueued) -> tuple[bytes, int | None]:

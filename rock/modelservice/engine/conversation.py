@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw
 from msgspec.structs import replace
 
 from rock.errors import BadRequest
-from rock.modelservice.engine.calls import Call, Identity, Original
+from rock.modelservice.engine.asked import Asked, Identity, Original
+from rock.modelservice.engine.calls import Call
 from rock.modelservice.graph import chains
 from rock.modelservice.graph.answer import Answer
-from rock.modelservice.graph.graph import Extension, Located, MessageGraph, Placement
+from rock.modelservice.graph.graph import MessageGraph
+from rock.modelservice.graph.places import Extension, Placement
 from rock.modelservice.journal import records
 from rock.modelservice.states import ENDED_WITHOUT, State
 from rock.modelservice.wire import CanonicalRequest, ChainClass, Omitted
@@ -27,16 +29,6 @@ _SIDE_CLASSES: dict[str | None, ChainClass] = {"auxiliary": "auxiliary", "subage
 """By branch, of calls that are not what the call before them was."""
 
 _canonical = msgspec.json.Decoder(CanonicalRequest)
-
-
-class Asked(Struct, frozen=True):
-    """A request looked up in its session, before anything is changed."""
-
-    located: Located
-    parameters: bytes
-    """The canonical request as JSON, without messages, tools and transport fields."""
-    identity: Identity | None
-    """None if nobody asked the same before."""
 
 
 _SPARE_LEVELS = 128

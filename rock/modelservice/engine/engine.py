@@ -30,7 +30,7 @@ from rock.modelservice.engine.outbox import Outbox
 from rock.modelservice.engine.queue import TRAINER_BACKEND, CallQueue, Held, Ticket
 from rock.modelservice.engine.recovery import Recovery
 from rock.modelservice.graph.answer import Answer
-from rock.modelservice.graph.graph import Extension
+from rock.modelservice.graph.places import Extension
 from rock.modelservice.interceptors.hooks import Hooks
 from rock.modelservice.interceptors.interceptors import Interceptors
 from rock.modelservice.journal import records
@@ -305,6 +305,7 @@ class Engine:
 
     def end(self, call: Call, event: Event, error: RockError) -> None:
         """End an open call without an answer."""
+        record: records.CallFailedRecord | records.CallMoved
         if event in (Event.FAIL, Event.DEADLINE):
             record = records.CallFailedRecord(
                 call=call.id, event=event, code=error.code, message=error.message

@@ -84,7 +84,10 @@ class Observer:
         else:
             self.metrics.wait[call.backend].observe(max(0.0, held.since - call.asked_at))
         if self.spans.recording:
-            seen = {"worker_id": held.worker_id, "delivery": call.deliveries}
+            seen: dict[str, str | int | float | bool] = {
+                "worker_id": held.worker_id,
+                "delivery": call.deliveries,
+            }
             self.spans.event(call.id, "claimed", seen)
 
     def expired(self, call: Call) -> None:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Protocol
 
 from rock.errors import LeaseLost, QueueFull, shown
@@ -233,11 +234,19 @@ class _Keyed:
         return None
 
 
+def _by_session(ticket: Ticket) -> tuple[int, ...]:
+    return ticket.session_arrival, ticket.arrival
+
+
+def _by_priority(ticket: Ticket) -> tuple[int, ...]:
+    return -ticket.priority, ticket.arrival
+
+
 _ORDERS: dict[ClaimOrder, Callable[[], _Order]] = {
     "round_robin": _RoundRobin,
     "fifo": _Line,
-    "oldest_session": lambda: _Keyed(lambda t: (t.session_arrival, t.arrival)),
-    "priority": lambda: _Keyed(lambda t: (-t.priority, t.arrival)),
+    "oldest_session": partial(_Keyed, _by_session),
+    "priority": partial(_Keyed, _by_priority),
 }
 
 

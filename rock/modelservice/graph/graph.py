@@ -12,59 +12,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from msgspec import Raw, Struct
+from msgspec import Raw
 
 from rock.modelservice.graph.messages import Described, describe, describe_answer
+from rock.modelservice.graph.places import AnswerRef, Extension, Located, Placement
 from rock.modelservice.wire import AssistantMessage
 
 _ROOT = 0
 _SYSTEM_ROLES = ("system", "developer")
-
-
-class Extension(Struct, frozen=True, kw_only=True):
-    """What one request added to the graph; with it the journal can add the same again."""
-
-    base: int
-    """As-sent node of the longest prefix that was known."""
-    path: list[int]
-    """Message numbers after `base`."""
-    blobs: list[bytes]
-    """The messages (and tools) never seen before, numbered on from the last."""
-    leaf: int
-    """As-sent node of the whole request."""
-    known: int
-    """How many leading messages were known, in normalised form."""
-    tools: int | None
-    """Number of the tools list."""
-
-
-class Located(Struct, frozen=True):
-    """A request looked up in the graph."""
-
-    base: int
-    """As-sent node of its longest known prefix."""
-    rest: list[bytes]
-    """The messages after that."""
-    tools: bytes | None
-    complete: bool
-    """The very same messages and tools were asked before."""
-
-
-class AnswerRef(Struct, frozen=True):
-    """Choice `choice` of the session's call number `call`."""
-
-    call: int
-    choice: int
-
-
-class Placement(Struct, frozen=True):
-    """Where a call stands: the answer it goes on from, and why it does not, if so."""
-
-    parent: AnswerRef | None
-    covers: int
-    """Leading messages that the parent's prompt and answer cover."""
-    branch: str | None
-    """`retry`, `edit`, `fork`, `auxiliary`, `new_root`; None if the call simply goes on."""
 
 
 class MessageGraph:
@@ -104,14 +59,15 @@ class MessageGraph:
         latest, blobs, raws = self._latest, self._blob, self._raws
         for message in messages:
             # The usual case compares bytes with the path taken last, and hashes nothing.
-            child: int | None = latest[node]
-            if child == _ROOT:  # nothing was ever asked after this
+            last = latest[node]
+            if last == _ROOT:  # nothing was ever asked after this
                 break
-            if raws[blobs[child]] != message:
-                child = self._known_child(node, message)
-                if child is None:
+            if raws[blobs[last]] != message:
+                known = self._known_child(node, message)
+                if known is None:
                     break
-            node = child
+                last = known
+            node = last
             covered += 1
         tools_sent = None if tools is None else bytes(tools)
         tools_known = tools_sent is None or tools_sent in self._numbers
@@ -169,13 +125,13 @@ class MessageGraph:
             roles.append(self._normal_role[normal])
             node = self._parent[node]
         covers = self._depth[node]
-        first = not self._asked
+        branch: str | None = None
         if leaf in self._asked:
             branch = "retry"
         elif parent is not None:
             branch = self._branch_from(parent, roles)
-        else:
-            branch = None if first else self._branch_from_root(extension, roles)
+        elif self._asked:
+            branch = self._branch_from_root(extension, roles)
         self._asked.add(leaf)
         self._tools_seen = self._tools_seen or extension.tools is not None
         return Placement(parent, covers, branch)

@@ -7,8 +7,8 @@ this). Garbage with cycles comes from libraries, and is young when it comes.
 
 So the collector looks at an object once, when it is young, and then leaves it alone (`gc.freeze`). A few
 objects that were in use at that moment and become garbage with cycles later stay behind; a whole
-collection, which finds them, is made when there may be twice as many objects as after the last one and
-nobody waits, or when there may be four times as many.
+collection, which finds them, is made when there are twice as many objects as after the last one and
+nobody has waited for a while, or when there are four times as many.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ YOUNG_OBJECTS = 50_000
 LEAST_OBJECTS = 1_000_000
 """Below it nothing is worth a whole collection."""
 PAUSE_SECONDS = 1.0
+QUIET_PAUSES = 3
+"""After so many pauses in a row in which nobody waits, nobody is taken to come soon."""
 
 
 class Collector:
@@ -37,6 +39,8 @@ class Collector:
         self._least = least
         self._kept = 0
         """Objects after the last whole collection."""
+        self._counted = 0
+        """Objects when they were counted last."""
         self._looks = 0
         """At young objects since then."""
 
@@ -44,7 +48,7 @@ class Collector:
         self._thresholds = gc.get_threshold()
         gc.collect()
         gc.freeze()
-        self._kept = gc.get_freeze_count()
+        self._kept = self._counted = gc.get_freeze_count()
         gc.set_threshold(self._young_objects, 1_000_000, 1_000_000)
         gc.callbacks.append(self._collected)
         return self
@@ -56,16 +60,22 @@ class Collector:
 
     async def watch(self, quiet: Callable[[], bool]) -> Never:
         """Make whole collections when they are due; `quiet` is asked whether nobody waits."""
+        pauses = 0
         while True:
             await asyncio.sleep(PAUSE_SECONDS)
-            if self.due(quiet=quiet()):
+            pauses = pauses + 1 if quiet() else 0
+            if self.due(quiet=pauses >= QUIET_PAUSES):
                 self.collect()
 
     def due(self, *, quiet: bool) -> bool:
-        """Whether a whole collection should be made now; `quiet` says that nobody waits."""
-        at_most = self._kept + self._looks * self._young_objects
-        bound = max(self._kept, self._least)
-        return at_most > (2 if quiet else 4) * bound
+        """Whether a whole collection should be made now; `quiet` says that nobody is there to wait for it."""
+        bound = (2 if quiet else 4) * max(self._kept, self._least)
+        if self._counted + self._looks * self._young_objects <= bound:
+            return False
+        # What was looked at and can be in no cycle is watched no longer: often most of it. Counting
+        # takes a tenth of what looking takes.
+        self._counted, self._looks = gc.get_freeze_count(), 0
+        return self._counted > bound
 
     def collect(self) -> int:
         """Look at everything; how many objects could not be reached. Takes as long as it says above."""
@@ -74,7 +84,7 @@ class Collector:
         self._looks = 0
         found = gc.collect()
         gc.freeze()
-        self._kept = gc.get_freeze_count()
+        self._kept = self._counted = gc.get_freeze_count()
         log.info(
             "looked at all %d objects in %.2f s, %d were garbage",
             self._kept,

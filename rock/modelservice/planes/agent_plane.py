@@ -15,9 +15,8 @@ How one call can end, and who hears of it:
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from urllib.parse import unquote
 
@@ -27,7 +26,6 @@ from rock.errors import (
     BadRequest,
     ContextLengthExceeded,
     Forbidden,
-    JournalError,
     NotFound,
     RockError,
     SessionClosed,
@@ -36,6 +34,7 @@ from rock.errors import (
 from rock.modelservice import dialects
 from rock.modelservice.dialects import CountRoute, Dialect, ErrorReply, Exchange, Renderer
 from rock.modelservice.dialects.auxiliary import Kind, classify, never_asks_twice
+from rock.modelservice.planes.call_stream import CallStream, told
 from rock.modelservice.planes.counted import HEADER, TokenCount
 from rock.modelservice.planes.plane import EventStream, Outcome, Parked, Reply, Request
 from rock.modelservice.service.service import Answer, Call, Incoming, ModelService, Seen, Session
@@ -99,7 +98,7 @@ class AgentPlane:
     def refusal(self, exc: RockError, dialect: Dialect = dialects.DEFAULT) -> Reply:
         self._service.refused(exc.code)
         log.info("request refused", extra=about(status=exc.status, code=exc.code))
-        return _reply(dialect.error(_for_agents(exc)))
+        return _reply(dialect.error(told(exc)))
 
     def _session(self, key: str | None, headers: Mapping[str, str]) -> Session:
         given = key or _api_key(headers)
@@ -144,13 +143,14 @@ class AgentPlane:
         return _PlainReply(self, self._service, call, dialect, parsed.renderer)
 
     async def _submitted(
-        self, session: Session, dialect: Dialect, incoming: Incoming, renderer: Renderer
+        self, session: Session, dialect: Dialect, incoming: Incoming | None, renderer: Renderer
     ) -> Reply | EventStream | Parked:
+        assert incoming is not None
         try:
             call = await self._service.submit(session, incoming, wait=incoming.stream)
             if not incoming.stream:
                 return _PlainReply(self, self._service, call, dialect, renderer)
-            del incoming
+            incoming = None  # its body is not kept while the answer streams
             try:
                 await call.news_within(self._config.stream_grace_seconds, Seen())
             except BaseException:  # cancelled: the agent went away while it waited
@@ -160,7 +160,7 @@ class AgentPlane:
                 await call.answer()  # a refusal can still have its status
         except RockError as exc:  # there is no call, or it has ended: nobody needs to be told
             return self.refusal(exc, dialect)
-        return _CallStream(self._service, call, renderer).opened()
+        return CallStream(self._service, call, renderer).opened()
 
 
 class _PlainReply(Parked):
@@ -235,68 +235,6 @@ class _SessionHistory:
         )
 
 
-class _CallStream:
-    """The streamed reply to one call, once its status is promised."""
-
-    def __init__(self, service: ModelService, call: Call, renderer: Renderer) -> None:
-        self._service = service
-        self._call = call
-        self._encoder = renderer.stream(call.id)
-        self._failed = False
-        """The call has no answer; everybody knows."""
-        self._unfinished = False
-        """It has one, which could not be written to the end."""
-
-    def opened(self) -> EventStream:
-        return EventStream(self._frames(), sent=self._sent, lost=self._lost)
-
-    async def _frames(self) -> AsyncGenerator[bytes, None]:
-        """Spans as they come and keep-alives until the call ends, then the rest of its events, or one
-        that says what failed."""
-        pause = self._service.config.keepalive_seconds
-        clock = asyncio.get_running_loop().time
-        seen, bound, quiet_since = Seen(), False, clock()
-        try:
-            while self._call.outcome is None:
-                await self._call.news_within(quiet_since + pause - clock(), seen)
-                spans = self._call.spans_after(seen)
-                # By what the encoder takes, also if it shows that later.
-                if any(spans) and not bound:
-                    await self._service.bind(self._call)
-                    bound = True
-                frames = b"".join([self._encoder.delta(span) for span in spans])
-                if not frames and clock() - quiet_since >= pause:
-                    frames = self._encoder.keepalive()
-                if frames:
-                    yield frames
-                    quiet_since = clock()
-            answer = await self._call.answer()
-        except RockError as exc:
-            self._failed = True
-            last = self._broken_off(exc)
-        else:
-            try:
-                last = b"".join(self._encoder.answer(answer))
-            except RockError as exc:  # the answer is there, and a retry gets it
-                self._unfinished = True
-                last = self._broken_off(exc)
-        yield last
-
-    def _broken_off(self, exc: RockError) -> bytes:
-        log.info("stream ended badly", extra=about(call_id=self._call.id, code=exc.code))
-        return self._encoder.error(_for_agents(exc))
-
-    def _sent(self) -> None:
-        if self._unfinished:
-            self._service.agent_left(self._call)
-        elif not self._failed:
-            self._service.sent(self._call)
-
-    def _lost(self) -> None:
-        if not self._failed:
-            self._service.agent_left(self._call)
-
-
 def split_key(path: str) -> tuple[str | None, str]:
     """The session key in a path, if any, and the route below `/v1` ("" if it is not below it)."""
     key: str | None = None
@@ -342,13 +280,6 @@ def _model(name: str) -> dict[str, str | int]:
     openai: dict[str, str | int] = {"object": "model", "created": 0, "owned_by": "rock"}
     anthropic = {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
     return {"id": name, **openai, **anthropic}
-
-
-def _for_agents(exc: RockError) -> RockError:
-    """What an agent may hear of an error: not where on the host the journal is."""
-    if isinstance(exc, JournalError):
-        return JournalError("the service cannot store anything now; try again")
-    return exc
 
 
 def not_allowed(dialect: Dialect, request: Request, allowed: str) -> Reply:

@@ -22,14 +22,8 @@ log = logging.getLogger(__name__)
 MAX_HEAD_BYTES = 64 * 1024
 
 
-class _Nobody:
-    """For whom a closed connection is parsed; nothing is."""
-
-
-_NOBODY = _Nobody()
-
-
 def _nobody(incoming: Incoming) -> None:
+    """To whom a closed connection says what comes."""
     del incoming
 
 
@@ -87,7 +81,7 @@ class RequestReader:
         """Read nothing more. Whoever is read for, and the parser, are let go of: no cycle is left."""
         self.deaf = True
         self._arrived = _nobody
-        self._parser = HttpRequestParser(_NOBODY)
+        self._parser = HttpRequestParser(object())
 
     def head_is_late(self, now: float, seconds: float) -> bool:
         """Whether a head began to come more than `seconds` ago and is not complete."""

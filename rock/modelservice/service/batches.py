@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from rock.errors import BadRequest, JournalError, RockError
 from rock.modelservice import wire
@@ -43,4 +44,4 @@ def tried(lease_id: str, step: Callable[[], str | None]) -> wire.ItemResult:
 
 
 def each(lease_ids: Sequence[str], step: Callable[[str], None]) -> wire.BatchReply:
-    return wire.BatchReply([tried(one, lambda one=one: step(one)) for one in lease_ids])
+    return wire.BatchReply([tried(one, partial(step, one)) for one in lease_ids])

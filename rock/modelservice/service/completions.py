@@ -6,13 +6,8 @@ missing or wrong, the answer is stored as untrainable with the reason, and none 
 
 from __future__ import annotations
 
-import math
-import struct
-import zlib
 from collections.abc import Sequence
 
-import msgspec
-from msgspec import Struct
 from msgspec.structs import replace
 
 from rock.errors import BadRequest
@@ -28,73 +23,20 @@ from rock.modelservice.graph.parts import (
 )
 from rock.modelservice.graph.rows import CallTokens, kept_of, new_after
 from rock.modelservice.journal import records
+from rock.modelservice.service.prepared import Prepared
 from rock.modelservice.wire import (
     AssistantMessage,
     Choice,
-    Completion,
     ToolCall,
     Usage,
     VersionSpan,
 )
 from rock.types import PolicyVersion
 
-_plain = msgspec.msgpack.Encoder()
-"""For fingerprints: twice as fast as JSON on numbers."""
-_MARK = struct.Struct(">IQ")
 EDITED = "edited"
-MAX_COUNT = 2**53
-"""Of tokens in `usage`: what every JSON reader still knows exactly."""
 MAX_REASON_CHARS = 200
 MIN_KEPT = 16
 """A prompt that shares fewer tokens with its parent's sequence is stored whole."""
-
-
-class Prepared(Struct, frozen=True):
-    """A completion with its prompt's ids packed, once: they can be a hundred thousand."""
-
-    completion: Completion
-    """As sent, without `prompt_token_ids`."""
-    prompt: bytes | None
-    against_prompt: str | None
-    """Why there is no packed prompt."""
-    samples: list[tuple[bytes, bytes] | str]
-    """For each choice its packed ids and log-probabilities, or why it has none."""
-    fingerprint: bytes
-    """Equal for two completions that say the same. CRC-32 and length, which tell a worker's mistake
-    from a repetition as well as a digest would, and cost a quarter."""
-
-
-def prepare(completion: Completion) -> Prepared:
-    """Raises `BadRequest` for text that is not Unicode (a lone surrogate from a policy in Python),
-    for numbers that nobody could store, and for a `usage` that no count is."""
-    prompt, reason = tokens.pack_prompt(
-        completion.prompt_token_ids, continues=completion.continues_parent
-    )
-    if prompt is not None:
-        completion = replace(completion, prompt_token_ids=None)
-    try:
-        said = _plain.encode(completion)
-    except UnicodeEncodeError as exc:
-        raise BadRequest(f"the completion is not valid Unicode: {exc}", param="choices") from exc
-    except OverflowError as exc:
-        raise BadRequest("the completion has a number of more than 64 bits") from exc
-    if completion.usage is not None:
-        _check_usage(completion.usage)
-    samples = [tokens.pack_sample(one.token_ids, one.logprobs) for one in completion.choices]
-    fingerprint = _MARK.pack(zlib.crc32(prompt or b"", zlib.crc32(said)), len(said))
-    return Prepared(completion, prompt, reason, samples, fingerprint)
-
-
-def _check_usage(usage: Usage) -> None:
-    """Limits are counted by it, and sums of it are shown."""
-    for name in ("prompt_tokens", "completion_tokens", "cached_tokens"):
-        count: int | None = getattr(usage, name)
-        if count is not None and not 0 <= count <= MAX_COUNT:
-            raise BadRequest(f"usage.{name}: expected 0 to 2**53, got {count}", param="usage")
-    if usage.cost_usd is not None and not 0 <= usage.cost_usd < math.inf:
-        raise BadRequest(
-            f"usage.cost_usd: expected a number of 0 or more, got {usage.cost_usd}", param="usage"
-        )
 
 
 def reason_against_prefix(call: Call, prepared: Prepared) -> str | None:
@@ -129,7 +71,7 @@ def answered(
         raise BadRequest(
             f"choices: expected {wanted} (the request's n), got {len(choices)}", param="choices"
         )
-    reason = (prepared.completion.untrainable or "")[:MAX_REASON_CHARS]
+    reason: str | None = (prepared.completion.untrainable or "")[:MAX_REASON_CHARS]
     reason = reason or _reason_against(choices, prepared.samples) or prepared.against_prompt
     parts = prepared.completion.prompt_parts
     if reason is None and parts is not None:
@@ -141,7 +83,8 @@ def answered(
         before = _parent_tokens(call).sequence_count(call.parent_choice)
     if call.said is not None and reason is None:
         reason = _reason_against_said(call.said, version)
-    prompt, kept = prepared.prompt if reason is None else None, None
+    prompt = prepared.prompt if reason is None else None
+    kept: int | None = None
     if prompt is not None and not continues:
         prompt, continues, kept = _after_parent(call, prompt)
     return records.CallAnswered(

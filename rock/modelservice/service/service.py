@@ -11,11 +11,11 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
-from msgspec import Raw, Struct, field
+from msgspec import Raw
 from msgspec.structs import replace
 
 from rock.errors import (
@@ -26,15 +26,17 @@ from rock.errors import (
 )
 from rock.modelservice import wire
 from rock.modelservice.engine import limits
+from rock.modelservice.engine.asked import Asked
 from rock.modelservice.engine.book import Book
 from rock.modelservice.engine.calls import Call, pins_set
-from rock.modelservice.engine.conversation import Asked, Conversation
+from rock.modelservice.engine.conversation import Conversation
 from rock.modelservice.engine.engine import Engine
 from rock.modelservice.engine.spans import Seen
 from rock.modelservice.graph.answer import Answer, AnswerChoice
 from rock.modelservice.interceptors.interceptors import Edit
 from rock.modelservice.journal import records
 from rock.modelservice.service import export
+from rock.modelservice.service.incoming import Incoming
 from rock.modelservice.service.intercepting import InterceptingSide, intercepted
 from rock.modelservice.service.rollouts import RolloutSide
 from rock.modelservice.service.trainer import TrainerSide
@@ -75,23 +77,6 @@ class NewSession:
     key: SessionKey
 
 
-class Incoming(Struct, frozen=True, kw_only=True):
-    """One request of an agent, parsed by its dialect."""
-
-    dialect: str
-    request: wire.CanonicalRequest
-    body: bytes
-    """The request as it was sent; not kept once `submit` has returned."""
-    idempotency_key: str | None = None
-    retry_count: int = 0
-    """What the client says: 0 for a first try."""
-    stream: bool = False
-    trace: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The W3C trace headers that came with it."""
-    kind: str | None = None
-    """What the call is for if it is no step of the task (`auxiliary.classify`)."""
-
-
 class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
     """The service. Make it with `open`; one per state directory.
 
@@ -120,39 +105,20 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
         """Connections of agents that wait for an answer."""
         return self._engine.connections
 
-    @classmethod
-    @asynccontextmanager
-    async def open(
-        cls,
+    @staticmethod
+    def open(
         config: ServiceConfig,
         *,
         clock: Clock = time.monotonic,
         wall: Clock = epoch_seconds,
-    ) -> AsyncGenerator[ModelService]:
+    ) -> AbstractAsyncContextManager[ModelService]:
         """Recover from the journal, serve, and on the way out flush and unlock it.
 
         `clock` counts while this process runs; `wall`, seconds since 1970, carries deadlines over a
         restart.
         Raises `JournalError` if the journal is locked, newer than this code, corrupt or unwritable.
         """
-        engine = Engine(config, clock, wall)
-        service: ModelService | None = None
-        ticker: asyncio.Task[None] | None = None
-        try:
-            await engine.start()
-            service = cls(engine)
-            ticker = asyncio.create_task(service._keep_ticking())
-            yield service
-        finally:
-            if ticker is not None:
-                ticker.cancel()
-            engine.stop()
-            closing = asyncio.ensure_future(_close(engine, service))
-            try:
-                await asyncio.shield(closing)
-            except asyncio.CancelledError:
-                await closing
-                raise
+        return _Opened(config, clock, wall)
 
     def tick(self) -> None:
         """Do what is due now: expire leases, end calls and sessions. Runs by itself several times a
@@ -173,7 +139,12 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
         """A request was refused on the agent plane."""
         self._engine.observer.metrics.refused[code].value += 1
 
-    async def _keep_ticking(self) -> None:
+    async def finish(self) -> None:
+        """End what runs besides. Called by who closes the service, like `keep_ticking`."""
+        await self._upkeep.close()
+
+    async def keep_ticking(self) -> None:
+        """`tick` until cancelled."""
         with contextlib.suppress(JournalError):  # told to everybody by the journal itself
             lag, loop = self._engine.observer.metrics.lag, asyncio.get_running_loop()
             while True:
@@ -437,10 +408,45 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
         return export.one_call(self._upkeep.book_of(session_id), session_id, call_id)
 
 
-async def _close(engine: Engine, service: ModelService | None) -> None:
-    if service is not None:
-        await service._upkeep.close()  # pyright: ignore[reportPrivateUsage] - its own other half
-    await engine.journal.close()
+class _Opened:
+    """A service from its journal's recovery to its unlocking. A class: what is compiled has no
+    asynchronous generators."""
+
+    def __init__(self, config: ServiceConfig, clock: Clock, wall: Clock) -> None:
+        self._config = config
+        self._clock = clock
+        self._wall = wall
+        self._engine: Engine | None = None
+        self._service: ModelService | None = None
+        self._ticker: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> ModelService:
+        engine = self._engine = Engine(self._config, self._clock, self._wall)
+        try:
+            await engine.start()
+            service = self._service = ModelService(engine)
+            self._ticker = asyncio.create_task(service.keep_ticking())
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return service
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._ticker is not None:
+            self._ticker.cancel()
+        assert self._engine is not None
+        self._engine.stop()
+        closing = asyncio.ensure_future(self._close(self._engine))
+        try:
+            await asyncio.shield(closing)
+        except asyncio.CancelledError:
+            await closing
+            raise
+
+    async def _close(self, engine: Engine) -> None:
+        if self._service is not None:
+            await self._service.finish()
+        await engine.journal.close()
 
 
 def _check_open(session: Session) -> None:

@@ -18,6 +18,7 @@ from rock.modelservice.journal import records
 from rock.modelservice.service import completions
 from rock.modelservice.service.batches import check_claim, check_positive, each, tried
 from rock.modelservice.service.intercepting import intercepted_answers
+from rock.modelservice.service.prepared import Prepared, prepare
 from rock.modelservice.service.spelling import Spelling
 from rock.modelservice.states import Event, State
 from rock.types import LeaseId, PolicyVersion, WorkerId
@@ -163,7 +164,7 @@ class TrainerSide:
     ) -> str | None:
         if completion.tokenizer is not None:
             self.spelling.check_known(completion.tokenizer)
-        prepared = completions.prepare(completion)
+        prepared = prepare(completion)
         call = self._book.call_of_lease(completion.lease_id)
         if call.answered_lease == completion.lease_id:
             if call.fingerprint == prepared.fingerprint and isinstance(call.stored, Answer):
@@ -187,7 +188,7 @@ class TrainerSide:
         call.answered_by = held.worker_id
         return record.untrainable
 
-    def _check_prefix(self, call: Call, prepared: completions.Prepared) -> None:
+    def _check_prefix(self, call: Call, prepared: Prepared) -> None:
         """Raises `BadRequest`, and fails the call, if agents have read another beginning."""
         reason = completions.reason_against_prefix(call, prepared)
         if reason is None:
@@ -212,9 +213,7 @@ class TrainerSide:
                 return
             self._engine.end(call, Event.FAIL, failure(item.code, item.message))
 
-        results = [
-            tried(item.lease_id, lambda item=item: fail_one(item)) for item in request.failures
-        ]
+        results = [tried(item.lease_id, partial(fail_one, item)) for item in request.failures]
         await self._engine.journal.barrier()
         return wire.BatchReply(results=results)
 

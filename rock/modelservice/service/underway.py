@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from rock.errors import BadRequest
 from rock.modelservice.engine import spans
@@ -31,8 +32,7 @@ class UnderwaySide:
         choices take none.
         """
         results = [
-            tried(item.lease_id, lambda item=item: self._partial_one(item))
-            for item in request.partials
+            tried(item.lease_id, partial(self._partial_one, item)) for item in request.partials
         ]
         await self._engine.journal.barrier()
         cancelled: list[LeaseId] = []

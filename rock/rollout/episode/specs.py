@@ -21,14 +21,14 @@ def grade_seconds(task: Task, run: RunFile) -> float:
     return task.timeouts.grade_seconds or own
 
 
-def sandbox_spec(plan: Plan, task: Task, run: RunFile) -> SandboxSpec:
-    """Its lifetime is longer than all phases together, for whatever becomes of the harness."""
+def sandbox_spec(plan: Plan, task: Task, run: RunFile, *, agent: bool = True) -> SandboxSpec:
+    """What an attempt runs in, or with `agent` unset only its grading. Its lifetime is longer than all
+    phases together, for whatever becomes of the harness."""
     limits = run.limits
-    phases = (
-        run.agent.timeout_seconds,
-        task.timeouts.agent_seconds or 0.0,
-        grade_seconds(task, run),
-    )
+    seconds = grade_seconds(task, run) + 2 * limits.setup_seconds
+    if agent:
+        seconds += run.agent.timeout_seconds + (task.timeouts.agent_seconds or 0.0)
+        seconds += limits.setup_seconds + 2 * limits.export_seconds
     return SandboxSpec(
         image=task.image or run.image,
         mounts=run.mounts(),
@@ -37,7 +37,7 @@ def sandbox_spec(plan: Plan, task: Task, run: RunFile) -> SandboxSpec:
         user=task.user,
         limits=run.sandbox_limits(),
         labels={**plan.labels()},
-        lifetime_seconds=sum(phases) + 3 * limits.setup_seconds + 2 * limits.export_seconds + 300.0,
+        lifetime_seconds=seconds + 300.0,
     )
 
 
