@@ -8,6 +8,8 @@ WORKERS ?= 4
 # More arguments for pytest, such as --last-failed.
 AGAIN ?=
 COMPILED_TESTS := tests/modelservice tests/e2e tests/test_compiling.py tests/test_trainer_pages.py
+# Without byte code on disk every worker compiles every test, and every process all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo test compiled test-compiled test-clients test-export test-torch test-sandboxes soak-service soak-sandbox soak-rollout fuzz bench check lint fmt clean
 

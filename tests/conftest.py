@@ -1,5 +1,6 @@
 """Rules for every test: Ctrl-C reaches what it starts; what it needs and is not on this machine skips or fails it."""
 
+import gc
 import signal
 
 import pytest
@@ -16,6 +17,12 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(
             f"ROCK_REQUIRE: expected some of {', '.join(NEEDS)}, got {', '.join(sorted(unknown))}"
         )
+
+
+def pytest_collection_finish() -> None:
+    # A worker holds thousands of tests and all their imports, which no collection need look at again.
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

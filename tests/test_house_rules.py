@@ -54,6 +54,17 @@ def test_importing_rock_imports_nothing() -> None:
     assert (done.returncode, done.stdout.strip()) == (0, "")
 
 
+def test_a_run_starts_without_what_few_runs_need() -> None:
+    program = (
+        "import sys; import rock.cli.app, rock.cli.demo, rock.rollout.run; "
+        "print(*sorted({'openai', 'anthropic', 'litellm', 'numpy', 'pyarrow'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=20
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "")
+
+
 def test_every_c_file_includes_only_what_is_below_it() -> None:
     native = ROOT / "rock" / "sandbox" / "native"
     below: dict[str, set[str]] = {}

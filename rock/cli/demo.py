@@ -22,7 +22,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-import rock.demo.agent
+import rock.demo
 from rock import process
 from rock.cli.running.progress import TextView
 from rock.cli.running.run import print_result, until_signalled
@@ -96,7 +96,7 @@ def _agent() -> AgentConfig:
         env["LD_LIBRARY_PATH"] = f"{PYTHON_PATH}/lib"
     return AgentConfig(
         command=[command, AGENT_PATH, "{instruction}"],
-        files={AGENT_PATH: Path(rock.demo.agent.__file__)},
+        files={AGENT_PATH: Path(rock.demo.__file__).with_name("agent.py")},
         mounts=mounts,
         env=env,
         timeout_seconds=300.0,

@@ -1,4 +1,4 @@
-"""`rock run --model litellm:...`: a hosted model answers, through rate limits and failures."""
+"""`rock run --model ...`: a hosted model answers, through rate limits and failures."""
 
 import json
 from pathlib import Path
@@ -27,12 +27,14 @@ def write_files(folder: Path) -> None:
     (folder / "tasks.jsonl").write_text('{"task_id": "one", "instruction": "write 42"}\n')
 
 
-async def run_with(folder: Path, script: list[FakeAnswer]) -> tuple[int, str, list[str]]:
+async def run_with(
+    folder: Path, script: list[FakeAnswer], model: str
+) -> tuple[int, str, list[str]]:
     """Exit code, what was printed, and the keys that the hosted model saw."""
     write_files(folder)
     async with fake_openai_server(script) as hosted:
         done = await rock(
-            *("run", "run.yaml", "--model", "litellm:openai/m", "--api-base", hosted.url),
+            *("run", "run.yaml", "--model", model, "--api-base", hosted.url),
             *("--out", "out"),
             home=folder,
             extra={"OPENAI_API_KEY": "sk-hosted"},
@@ -50,7 +52,7 @@ async def test_a_run_survives_rate_limits_and_errors_and_keeps_the_key_to_itself
         "write 42",
         "done",
     ]
-    code, printed, keys = await run_with(tmp_path, script)
+    code, printed, keys = await run_with(tmp_path, script, "litellm:openai/m")
     assert code == 0, printed
     assert keys == ["sk-hosted"] * 4
     record = json.loads((tmp_path / "out/episodes/one/0/attempt-1/record.json").read_text())
@@ -67,7 +69,8 @@ async def test_a_run_survives_rate_limits_and_errors_and_keeps_the_key_to_itself
 
 
 async def test_a_wrong_key_ends_the_run_with_its_reason(tmp_path: Path) -> None:
-    code, printed, keys = await run_with(tmp_path, [error_reply(401, "Incorrect API key provided")])
+    refusal: list[FakeAnswer] = [error_reply(401, "Incorrect API key provided")]
+    code, printed, keys = await run_with(tmp_path, refusal, "openai:m")
     assert code == 1
     assert "refuses the key" in printed
     assert "Traceback" not in printed

@@ -232,7 +232,7 @@ async def ended(pid: int) -> bool:
 
 async def test_a_hosted_model_with_a_wrong_key_fails_calls_with_the_cause(tmp_path: Path) -> None:
     async with fake_openai_server([error_reply(401, "Incorrect API key provided: sk-x")]) as hosted:
-        name = "litellm:openai/some-model"
+        name = "openai:some-model"
         async with ServiceProcess(
             tmp_path / "state",
             backends=[name],

@@ -152,13 +152,26 @@ CHEATS = {
 }
 
 
-async def grade_solution(sandbox: Sandbox, source: str, **extra: bytes) -> Grade:
+def impatient(grader: Grader) -> Grader:
+    """The same, with a checker that waits two seconds for the solution instead of ten."""
+    checker = grader.files["checker.py"]
+    assert checker.text is not None
+    before, limit, after = checker.text.partition("LIMIT_SECONDS = 10.0")
+    assert limit
+    quick = checker.model_copy(update={"text": f"{before}LIMIT_SECONDS = 2.0{after}"})
+    return grader.model_copy(update={"files": {**grader.files, "checker.py": quick}})
+
+
+async def grade_solution(
+    sandbox: Sandbox, source: str, *, patient: bool = True, **extra: bytes
+) -> Grade:
     await sandbox.write_file(f"{WORKDIR}/solution.py", source.encode())
     for name, data in extra.items():
         await sandbox.write_file(f"{WORKDIR}/{name}.py", data)
     (loaded,) = humaneval.load("2")
     assert isinstance(loaded.task.grader, Grader)
-    return await grade(sandbox, loaded.task.grader, workdir=WORKDIR, folder=loaded.folder)
+    grader = loaded.task.grader if patient else impatient(loaded.task.grader)
+    return await grade(sandbox, grader, workdir=WORKDIR, folder=loaded.folder)
 
 
 async def test_the_published_solution_scores(sandbox: Sandbox) -> None:
@@ -167,7 +180,7 @@ async def test_the_published_solution_scores(sandbox: Sandbox) -> None:
 
 @pytest.mark.parametrize("cheat", CHEATS)
 async def test_a_solution_that_cheats_scores_nothing(sandbox: Sandbox, cheat: str) -> None:
-    result = await grade_solution(sandbox, CHEATS[cheat])
+    result = await grade_solution(sandbox, CHEATS[cheat], patient=cheat != "never ends")
     assert (result.reward, result.cls) == (0.0, None), result.detail
 
 

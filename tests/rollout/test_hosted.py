@@ -23,7 +23,7 @@ from tests.rollout.live import address, new_provider, run_file, wait_until, writ
 
 pytestmark = [pytest.mark.userns, pytest.mark.timeout(120)]
 
-MODEL = "litellm:openai/hosted"
+MODEL = "openai:hosted"
 
 
 async def run_hosted(folder: Path, script: list[FakeAnswer], **fields: object) -> RunResult:

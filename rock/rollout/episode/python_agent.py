@@ -18,14 +18,15 @@ import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
-
-import openai
+from typing import TYPE_CHECKING, Any, cast
 
 from rock.errors import SandboxDied, TaskError
 from rock.rollout.inputs.functions import load_function
 from rock.rollout.inputs.task import Task
 from rock.sandbox.base import ExecResult, ExecStatus, Sandbox
+
+if TYPE_CHECKING:
+    import openai
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,8 @@ async def run_python_agent(
     timeout_seconds: float,
 ) -> ExecResult:
     """Run the function to its end or its time limit. Raises `SandboxDied` and `TaskError`."""
+    import openai  # takes half a second, which runs of other agents do without
+
     function = cast("Callable[[Seat], Awaitable[Any]]", load_function(name, Path.cwd()))
     started = time.monotonic()
     bound = asyncio.timeout(timeout_seconds)

@@ -13,10 +13,7 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
-
-import openai
-from openai.types.chat import ChatCompletionMessageParam
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 from rock.errors import (
     CallFailed,
@@ -38,6 +35,9 @@ from rock.sandbox.base import Sandbox
 from rock.sandbox.ending import to_the_end
 from rock.secrets import keeping
 
+if TYPE_CHECKING:
+    from openai.types.chat import ChatCompletionMessageParam
+
 ROLE = "judge"
 _BEGINNING = re.compile(r"^[ \t`]*\{", re.MULTILINE)
 _RULES = """\
@@ -49,7 +49,7 @@ _DIFF = ["git", "-c", "core.fsmonitor=false", "diff", "--no-ext-diff", "--no-tex
 _GIT_ENVIRONMENT = {"GIT_NO_REPLACE_OBJECTS": "1", "GIT_CONFIG_GLOBAL": "/dev/null"}
 _AGAIN = "That had no usable score. Answer with the one JSON line only."
 
-Message = ChatCompletionMessageParam
+Message: TypeAlias = "ChatCompletionMessageParam"
 
 
 class Bench(Protocol):
@@ -91,6 +91,8 @@ class SessionBench:
     async def _ask(
         self, session: wire.SessionCreated, messages: Sequence[Message], timeout_seconds: float
     ) -> str:
+        import openai  # takes half a second, which runs without a judge do without
+
         async with openai.AsyncOpenAI(
             base_url=session.base_url, api_key=session.key, timeout=timeout_seconds
         ) as client:

@@ -91,7 +91,7 @@ def cuttings(draw: st.DrawFn, text: str) -> list[str]:
 
 
 @EACH_FORMAT
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data(), in_reasoning=st.booleans())
 def test_any_cutting_says_the_same_and_no_text_is_lost(
     name: str, data: st.DataObject, in_reasoning: bool
@@ -106,7 +106,7 @@ def test_any_cutting_says_the_same_and_no_text_is_lost(
 
 
 @EACH_FORMAT
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_only_space_and_known_tags_are_markup_and_the_rest_is_said(
     name: str, data: st.DataObject
@@ -122,7 +122,7 @@ def test_only_space_and_known_tags_are_markup_and_the_rest_is_said(
 
 
 @EACH_FAMILY
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_a_call_read_anywhere_is_a_call_when_its_source_stands_alone(
     name: str, data: st.DataObject
@@ -163,7 +163,7 @@ def wanted_calls(family: Family) -> st.SearchStrategy[list[Wanted]]:
 
 
 @EACH_FAMILY
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_any_call_written_as_published_is_read_back(name: str, data: st.DataObject) -> None:
     family = FAMILIES[name]
