@@ -126,6 +126,13 @@ class ServiceConfig(Strict):
         ge=4096,
         description="Size of the active journal file, and of the base, over which it is compacted.",
     )
+    compact_share: float = Field(
+        0.25,
+        ge=0,
+        le=1,
+        description="Share of its records that must be of closed sessions that left memory: what is "
+        "live would only be copied.",
+    )
     shard: int | None = Field(
         None,
         ge=0,

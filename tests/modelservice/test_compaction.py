@@ -20,6 +20,7 @@ from rock.errors import JournalError, LeaseLost, NotFound, SessionClosed, Unauth
 from rock.modelservice import wire
 from rock.modelservice.journal.segments import ORIGIN, header
 from rock.modelservice.service.service import ModelService, NewSession
+from rock.modelservice.service.upkeep import LOOK_SECONDS
 from rock.modelservice.wire import groups as wire_groups
 from rock.testing.clock import FakeClock
 from rock.testing.service import running_service
@@ -275,6 +276,28 @@ async def test_the_journal_compacts_itself_when_it_has_grown(tmp_path: Path) -> 
         assert (tmp_path / "journal.log").stat().st_size < 2 * 20_000
         for one in made:
             assert len(service.trajectory(one.session_id).calls) == 3
+
+
+async def test_a_journal_of_sessions_that_go_on_is_not_copied(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with running(tmp_path, clock, compact_bytes=4096) as service:
+        live = [await new(service) for _ in range(4)]
+        while (tmp_path / "journal.log").stat().st_size < 3 * 4096:
+            for one in live:
+                await converse(service, one)
+            clock.advance(LOOK_SECONDS + 1)
+            service.tick()
+            assert names(tmp_path) == ["journal.log"]
+        before = [wire.encode(service.trajectory(one.session_id)) for one in live]
+        # A quarter of it is over now.
+        await service.close_session(live[0].session_id)
+        clock.advance(service.config.evict_seconds + 1)
+        service.tick()
+        clock.advance(LOOK_SECONDS + 1)
+        service.tick()
+        await until(lambda: exist(tmp_path, "base-*.log") and not exist(tmp_path, "journal-*.log"))
+        after = [wire.encode(service.trajectory(one.session_id)) for one in live]
+        assert after[1:] == before[1:]
 
 
 async def test_statistics_count_the_calls_of_sessions_that_are_only_on_disk(tmp_path: Path) -> None:

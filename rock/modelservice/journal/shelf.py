@@ -106,6 +106,13 @@ class Shelf:
         self.archived.pop(session_id, None)
         return self.retired.pop(session_id)
 
+    def retired_share(self) -> float:
+        """Which part of the records outside archives is of retired sessions, from 0 to 1: what a
+        compaction takes out of the base. O(sessions outside archives)."""
+        sizes = {session_id: len(places) for session_id, places in self.places.items()}
+        retired = sum(size for session_id, size in sizes.items() if session_id in self.retired)
+        return retired / max(1, sum(sizes.values()))
+
     def with_boots(self, places: array[int]) -> array[int]:
         """A session's records and the restarts between them, which are part of its story."""
         if not places:

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 60.0
 """Between two tries of a compaction that failed."""
+LOOK_SECONDS = 5.0
+"""Between two looks at how much is over, while it is too little."""
 READ_TRIES = 3
 
 
@@ -82,8 +84,14 @@ class Upkeep:
         if engine.clock() < self._not_before:
             return False
         base = sum(segment.end - segment.start for segment in engine.journal.sealed)
-        enough = max(engine.config.compact_bytes, 0 if self._left_over else base)
-        return self._left_over or engine.journal.size_bytes > enough
+        if self._left_over:
+            return True
+        if engine.journal.size_bytes <= max(engine.config.compact_bytes, base):
+            return False
+        if engine.shelf.retired_share() < engine.config.compact_share:
+            self._not_before = engine.clock() + LOOK_SECONDS
+            return False
+        return True
 
     async def _compact_quietly(self) -> None:
         try:

@@ -230,7 +230,7 @@ async def _finish(talk: Talk, trainer: TrainerClient, asked: list[str]) -> None:
 
 async def a_compaction_that_does_not_fit(folder: Path) -> None:
     """Calls go on without it, and it is done once there is room."""
-    settings = {"compact_bytes": 64 * 1024, "evict_seconds": 0.0}
+    settings = {"compact_bytes": 64 * 1024, "compact_share": 0.0, "evict_seconds": 0.0}
     async with ServiceProcess(folder, settings=settings, exit_with_parent=True) as service:
         key = await new_key(service)
         async with talking(service, key) as (talk, trainer):

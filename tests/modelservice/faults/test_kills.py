@@ -11,7 +11,10 @@ from tests.modelservice.faults.storm import Storm
 
 @pytest.mark.parametrize("seed", [1])
 async def test_a_few_kills_lose_repeat_and_confuse_nothing(tmp_path: Path, seed: int) -> None:
-    settings = {"compact_bytes": 20_000}  # so that some come in the middle of a compaction
+    settings = {
+        "compact_bytes": 20_000,
+        "compact_share": 0.0,
+    }  # so that some come in the middle of a compaction
     storm = Storm(tmp_path, seed=seed, agents=60, workers=2, in_flight=30, settings=settings)
     report = await storm.run(kills=3)
     print(report)  # noqa: T201 - the seed and the figures, shown when it fails
@@ -40,7 +43,7 @@ async def test_sixty_faults_with_a_thousand_calls_in_flight(tmp_path: Path, soak
         workers=3,
         in_flight=1000,
         full_disks=0.05,
-        settings={"compact_bytes": 1 << 20},
+        settings={"compact_bytes": 1 << 20, "compact_share": 0.0},
     )
     report = await storm.run(kills=60)
     print(report)  # noqa: T201
