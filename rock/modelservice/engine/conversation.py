@@ -12,7 +12,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from rock.errors import BadRequest
-from rock.modelservice.engine.asked import Asked, Identity, Original
+from rock.modelservice.engine.asked import Asked, Original
 from rock.modelservice.engine.calls import Call
 from rock.modelservice.graph import chains
 from rock.modelservice.graph.answer import Answer
@@ -56,12 +56,13 @@ def _check_readable(parts: Iterable[bytes]) -> None:
 class Conversation:
     """What one session has said and heard."""
 
-    __slots__ = ("_by_identity", "_by_key", "calls", "graph")
+    __slots__ = ("_by_key", "_by_leaf", "calls", "graph")
 
     def __init__(self) -> None:
         self.graph = MessageGraph()
         self.calls: list[Call] = []
-        self._by_identity: dict[Identity, list[Call]] = {}
+        self._by_leaf: dict[int, Call] = {}
+        """The last call that asked the messages up to an as-sent node; `Call.asked_before` has the others."""
         self._by_key: dict[str, Call] = {}
 
     def look_up(self, dialect: str, request: CanonicalRequest) -> Asked:
@@ -110,12 +111,17 @@ class Conversation:
             return None if call.state in ENDED_WITHOUT else call
         if asked.identity is None:
             return None
-        same = [
-            call
-            for call in self._by_identity.get(asked.identity, ())
-            if call.state not in ENDED_WITHOUT
-            and (key is None or call.idempotency_key in (None, key))
-        ]
+        same: list[Call] = []
+        earlier = self._by_leaf.get(asked.located.base)
+        while earlier is not None:
+            if (
+                earlier.identity == asked.identity
+                and earlier.state not in ENDED_WITHOUT
+                and (key is None or earlier.idempotency_key in (None, key))
+            ):
+                same.append(earlier)
+            earlier = earlier.asked_before
+        same.reverse()
         for call in same:
             if call.attached == 0 and call.state is not State.DELIVERED:
                 return call
@@ -164,7 +170,10 @@ class Conversation:
         """What a call is that goes on from its parent: after a compaction, what was compacted."""
         before = call.parent
         if before is None:
-            before = next((c for c in reversed(self.calls) if c.chain_class != "auxiliary"), None)
+            for earlier in reversed(self.calls):
+                before = earlier
+                if earlier.chain_class != "auxiliary":
+                    break
             if before is None or before.chain_class != "compaction":
                 return "main"
         while before is not None and before.chain_class == "compaction":
@@ -175,7 +184,8 @@ class Conversation:
         """Let retries of the call find it."""
         asked = call.original or call
         call.identity = (call.dialect, asked.leaf, asked.tools, parameters)
-        self._by_identity.setdefault(call.identity, []).append(call)
+        call.asked_before = self._by_leaf.get(asked.leaf)
+        self._by_leaf[asked.leaf] = call
         if call.idempotency_key is not None:
             self._by_key[call.idempotency_key] = call
 

@@ -37,18 +37,26 @@ class MessageGraph:
         self._latest = array("i", [_ROOT])
         self._depth = array("i", [0])
         self._normal = array("i", [_ROOT])
-        self._children: dict[int, int] = {}
-        # Normalised nodes.
+        self._siblings: dict[int, int] = {}
+        """Children of those that have several, by parent and message in one number."""
+        # Normalised nodes, alike. Most have one child: found without a table, which for many sessions is
+        # far away in memory.
         self._normal_parent = array("i", [_ROOT])
+        self._normal_latest = array("i", [_ROOT])
+        self._normal_digest = array("q", [0])
         self._normal_role: list[str] = [""]
-        self._normal_children: dict[int, int] = {}
+        self._normal_siblings: dict[int, int] = {}
         """By parent and digest in one number: a tuple is one more object that stays."""
-        self._answers: dict[int, AnswerRef] = {}
+        self._answer: list[AnswerRef | None] = [None]
+        """The answer that a normalised node is."""
+        self._asked = bytearray(1)
+        """By normalised node: 1 where a request ended."""
+        self._asked_before = False
         self._answer_of_call_id: dict[str, tuple[int, AnswerRef] | None] = {}
         self._echoes: dict[int, AnswerRef] = {}
         """As-sent nodes that a tool-call id identified as one answer, even among equal answers."""
-        self._asked: set[int] = set()
-        self._continued: set[AnswerRef] = set()
+        self._continued: set[int] = set()
+        """Numbers of the answers that a chain went on from."""
         self._tools_seen = False
 
     # --- requests ---
@@ -119,31 +127,32 @@ class MessageGraph:
         parent: AnswerRef | None = None
         while node != _ROOT:
             normal = self._normal[node]
-            parent = self._echoes.get(node) or self._answers.get(normal)
+            parent = self._echoes.get(node) or self._answer[normal]
             if parent is not None:
                 break
             roles.append(self._normal_role[normal])
             node = self._parent[node]
         covers = self._depth[node]
         branch: str | None = None
-        if leaf in self._asked:
+        if self._asked[leaf]:
             branch = "retry"
         elif parent is not None:
             branch = self._branch_from(parent, roles)
-        elif self._asked:
+        elif self._asked_before:
             branch = self._branch_from_root(extension, roles)
-        self._asked.add(leaf)
+        self._asked[leaf] = 1
+        self._asked_before = True
         self._tools_seen = self._tools_seen or extension.tools is not None
         return Placement(parent, covers, branch)
 
     def go_on(self, parent: AnswerRef) -> None:
         """A further call from this answer is a fork from now on."""
-        self._continued.add(parent)
+        self._continued.add(_number(parent))
 
     def _branch_from(self, parent: AnswerRef, roles_after: list[str]) -> str | None:
         if "assistant" in roles_after:
             return "edit"  # it carries an answer that nobody here gave
-        return "fork" if parent in self._continued else None
+        return "fork" if _number(parent) in self._continued else None
 
     def _branch_from_root(self, extension: Extension, roles_up: list[str]) -> str:
         system = 0
@@ -163,7 +172,7 @@ class MessageGraph:
         """Add the answer to the request that ends in the as-sent node `leaf`."""
         described = describe_answer(message)
         node, _ = self._normal_child(self._normal[leaf], described)
-        self._answers[node] = ref
+        self._answer[node] = ref
         for call_id in described.call_ids:
             # An id given twice identifies nothing; the content must do.
             unique = call_id not in self._answer_of_call_id
@@ -201,14 +210,17 @@ class MessageGraph:
 
     def _known_child(self, node: int, message: Raw) -> int | None:
         number = self._numbers.get(bytes(message))
-        return None if number is None else self._children.get(node << 32 | number)
+        return None if number is None else self._siblings.get(node << 32 | number)
 
     def _add(self, parent: int, number: int) -> tuple[int, bool]:
         """The as-sent child, and whether its normalised node was there before."""
-        key = parent << 32 | number
-        node = self._children.get(key)
-        if node is not None:
-            return node, True
+        first = self._latest[parent]
+        if first != _ROOT:
+            known_node = first
+            if self._blob[first] != number:
+                known_node = self._siblings.get(parent << 32 | number, _ROOT)
+            if known_node != _ROOT:
+                return known_node, True
         described = self._described[number]
         if described is None:
             described = self._described[number] = describe(self._blobs[number])
@@ -224,7 +236,9 @@ class MessageGraph:
         self._latest.append(_ROOT)
         self._depth.append(self._depth[parent] + 1)
         self._normal.append(normal)
-        self._children[key] = node
+        if first != _ROOT:
+            self._siblings[parent << 32 | self._blob[first]] = first
+            self._siblings[parent << 32 | number] = node
         self._latest[parent] = node
         return node, known
 
@@ -237,12 +251,26 @@ class MessageGraph:
         return None
 
     def _normal_child(self, parent: int, described: Described) -> tuple[int, bool]:
-        key = hash((parent, described.digest))
-        node = self._normal_children.get(key)
-        if node is not None:
-            return node, True
+        digest, first = described.digest, self._normal_latest[parent]
+        if first != _ROOT:
+            known = first
+            if self._normal_digest[first] != digest:
+                known = self._normal_siblings.get(hash((parent, digest)), _ROOT)
+            if known != _ROOT:
+                return known, True
         node = len(self._normal_parent)
         self._normal_parent.append(parent)
+        self._normal_latest.append(_ROOT)
+        self._normal_digest.append(digest)
         self._normal_role.append(described.role)
-        self._normal_children[key] = node
+        self._answer.append(None)
+        self._asked.append(0)
+        if first != _ROOT:
+            self._normal_siblings[hash((parent, self._normal_digest[first]))] = first
+            self._normal_siblings[hash((parent, digest))] = node
+        self._normal_latest[parent] = node
         return node, False
+
+
+def _number(ref: AnswerRef) -> int:
+    return ref.call << 32 | ref.choice
