@@ -31,7 +31,7 @@ import msgspec
 from msgspec import Raw
 
 from rock.modelservice.graph.stored import encode
-from rock.modelservice.service.service import Incoming, ModelService, ServiceConfig
+from rock.modelservice.service.service import AgentRequest, ModelService, ServiceConfig
 from rock.modelservice.wire import (
     AssistantMessage,
     CanonicalRequest,
@@ -98,7 +98,7 @@ class Talk:
         body = CanonicalRequest(model="m", messages=list(self.messages))
         self.quadratic += sum(len(bytes(message)) for message in self.messages)
         session = service.session(self.session_id)
-        call = await service.submit(session, Incoming(dialect="chat", request=body, body=b""))
+        call = await service.submit(session, AgentRequest(dialect="chat", request=body, body=b""))
         (lease,) = (await service.claim(ClaimRequest("w", wait_seconds=0.0))).leases
         sampled = int(self._new * SAMPLED_SHARE)
         self._add(self._new - sampled, 4)

@@ -100,7 +100,7 @@ def true_stubs(folder: Path) -> None:
 
 def build(modules: Sequence[str], output: Path) -> None:
     """In the current directory; raises SystemExit, with the reasons on stderr."""
-    # Only where wheels are built; not installed where the rest of this file is tested.
+    # Here, so that what is missing is said before they are.
     from mypyc.build import mypycify
     from setuptools import setup
 

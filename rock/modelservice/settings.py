@@ -130,8 +130,8 @@ class ServiceConfig(Strict):
         0.25,
         ge=0,
         le=1,
-        description="Share of its records that must be of closed sessions that left memory: what is "
-        "live would only be copied.",
+        description="Share of the journal's records, archives aside, that must be of closed sessions "
+        "out of memory before it is compacted.",
     )
     shard: int | None = Field(
         None,

@@ -12,7 +12,13 @@ from typing import Any
 import msgspec
 
 from rock.modelservice import wire
-from rock.modelservice.service.service import Call, Incoming, ModelService, ServiceConfig, Session
+from rock.modelservice.service.service import (
+    AgentRequest,
+    Call,
+    ModelService,
+    ServiceConfig,
+    Session,
+)
 from rock.testing.clock import FakeClock
 
 Message = Mapping[str, Any]
@@ -28,9 +34,9 @@ def assistant(text: str) -> Message:
 
 def incoming(
     *messages: Message, key: str | None = None, retry: int = 0, stream: bool = False, **fields: Any
-) -> Incoming:
+) -> AgentRequest:
     body = json.dumps({"model": "m", "messages": messages, **fields}).encode()
-    return Incoming(
+    return AgentRequest(
         dialect="chat",
         request=msgspec.json.decode(body, type=wire.CanonicalRequest),
         body=body,

@@ -31,7 +31,7 @@ from hypothesis.stateful import (
 from rock.errors import BadRequest, RockError, SessionClosed
 from rock.modelservice import wire
 from rock.modelservice.journal.journal import FILE_NAME, framed
-from rock.modelservice.service.service import Call, Incoming, ModelService, Seen
+from rock.modelservice.service.service import AgentRequest, Call, ModelService, Seen
 from rock.modelservice.states import ENDED_WITHOUT, WITH_ANSWER, Event, State
 from rock.modelservice.wire.partial import Partial, PartialRequest
 from rock.testing.clock import FakeClock
@@ -209,7 +209,7 @@ class ServiceMachine(RuleBasedStateMachine):
         self.model.connections[self.made] = call.id
         self.calls[self.made] = call
 
-    async def _submit(self, session: SessionId, request: Incoming) -> Call:
+    async def _submit(self, session: SessionId, request: AgentRequest) -> Call:
         # A closed session may be out of memory: then looking for it says that it is closed.
         return await self.service.submit(self.service.session(session), request)
 

@@ -32,6 +32,8 @@ from tests.modelservice.live import HELLO, new_session
 OURS = "rock.modelservice."
 CALLS = {"Answer", "Call", "CallTokens", "Conversation", "Held", "MessageGraph"}
 CONNECTIONS = {
+    "AgentRequest",
+    "CallStream",
     "Connection",
     "Incoming",
     "Parked",

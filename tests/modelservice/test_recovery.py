@@ -26,7 +26,7 @@ from rock.errors import (
 )
 from rock.modelservice import wire
 from rock.modelservice.journal.journal import framed
-from rock.modelservice.service.service import Incoming
+from rock.modelservice.service.service import AgentRequest
 from rock.modelservice.states import State
 from rock.modelservice.wire.interceptors import Interceptor
 from rock.testing.clock import FakeClock
@@ -317,7 +317,7 @@ async def test_a_message_that_quotes_a_record_cannot_make_a_torn_journal_look_co
     async with running(tmp_path) as service:
         session_id = (await open_session(service)).id
         request = wire.CanonicalRequest(model="m", messages=[msgspec.Raw(message.encode())])
-        asked = Incoming(dialect="chat", request=request, body=b"")
+        asked = AgentRequest(dialect="chat", request=request, body=b"")
         await service.submit(service.session(session_id), asked)
     path = tmp_path / "journal.log"
     content = path.read_bytes()

@@ -22,7 +22,7 @@ from rock.errors import (
     Unauthorized,
 )
 from rock.modelservice import wire
-from rock.modelservice.service.service import Incoming
+from rock.modelservice.service.service import AgentRequest
 from rock.modelservice.states import State
 from rock.testing.clock import FakeClock
 from rock.types import SessionId
@@ -364,7 +364,9 @@ async def test_bytes_that_no_worker_could_read_are_refused(tmp_path: Path) -> No
         for fields in ({"messages": [Raw(b'"\xff"')]}, {"extra": {"x": Raw(b'"\xff"')}}):
             request = replace(incoming(HI).request, **fields)
             with pytest.raises(BadRequest, match="not valid UTF-8"):
-                await service.submit(session, Incoming(dialect="chat", request=request, body=b""))
+                await service.submit(
+                    session, AgentRequest(dialect="chat", request=request, body=b"")
+                )
         odd = user("\x00 \U0001f600 LLM_REQUEST_END")
         call = await ask(service, session, odd)
         (lease,) = await claim(service)
@@ -379,7 +381,7 @@ async def test_a_deeply_nested_request_is_refused_or_survives_a_restart(tmp_path
         for depth in (100, 300, 600, 700, 800, 900, 950):
             message = b'{"role":"user","x":' + b"[" * depth + b"]" * depth + b"}"
             request = replace(incoming(HI).request, messages=[Raw(message)])
-            asked = Incoming(dialect="chat", request=request, body=b"")
+            asked = AgentRequest(dialect="chat", request=request, body=b"")
             try:
                 await service.submit(service.session(session_id), asked)
             except BadRequest:

@@ -72,13 +72,13 @@ class Call(Ticket):
         "answered_by",
         "answered_lease",
         "asked_at",
-        "asked_before",
         "attached",
         "branch",
         "chain_class",
         "covers",
         "cut_off",
         "dialect",
+        "earlier_at_leaf",
         "edited_by",
         "fingerprint",
         "idempotency_key",
@@ -124,8 +124,8 @@ class Call(Ticket):
         """What was asked, where interceptors put something else in its place."""
         self.edited_by = record.edited_by
         self.identity: Identity | None = None
-        self.asked_before: Call | None = None
-        """The call before this one in the session that asked the same messages."""
+        self.earlier_at_leaf: Call | None = None
+        """The last call before this one that asked the same messages."""
         self.parent: Call | None = None
         self.leaf = self.parent_choice = self.covers = 0
         self.branch: str | None = None

@@ -29,8 +29,6 @@ _SIDE_CLASSES: dict[str | None, ChainClass] = {"auxiliary": "auxiliary", "subage
 """By branch, of calls that are not what the call before them was."""
 
 _canonical = msgspec.json.Decoder(CanonicalRequest)
-
-
 _SPARE_LEVELS = 128
 """Nesting left to whoever reads a request inside something else: the journal, a worker."""
 
@@ -62,7 +60,7 @@ class Conversation:
         self.graph = MessageGraph()
         self.calls: list[Call] = []
         self._by_leaf: dict[int, Call] = {}
-        """The last call that asked the messages up to an as-sent node; `Call.asked_before` has the others."""
+        """The last call that asked the messages up to an as-sent node; those before it by `earlier_at_leaf`."""
         self._by_key: dict[str, Call] = {}
 
     def look_up(self, dialect: str, request: CanonicalRequest) -> Asked:
@@ -112,7 +110,7 @@ class Conversation:
         if asked.identity is None:
             return None
         same: list[Call] = []
-        earlier = self._by_leaf.get(asked.located.base)
+        earlier = self._by_leaf.get(asked.located.base)  # its leaf, since all of it is known
         while earlier is not None:
             if (
                 earlier.identity == asked.identity
@@ -120,7 +118,7 @@ class Conversation:
                 and (key is None or earlier.idempotency_key in (None, key))
             ):
                 same.append(earlier)
-            earlier = earlier.asked_before
+            earlier = earlier.earlier_at_leaf
         same.reverse()
         for call in same:
             if call.attached == 0 and call.state is not State.DELIVERED:
@@ -171,8 +169,8 @@ class Conversation:
         before = call.parent
         if before is None:
             for earlier in reversed(self.calls):
-                before = earlier
                 if earlier.chain_class != "auxiliary":
+                    before = earlier
                     break
             if before is None or before.chain_class != "compaction":
                 return "main"
@@ -184,7 +182,7 @@ class Conversation:
         """Let retries of the call find it."""
         asked = call.original or call
         call.identity = (call.dialect, asked.leaf, asked.tools, parameters)
-        call.asked_before = self._by_leaf.get(asked.leaf)
+        call.earlier_at_leaf = self._by_leaf.get(asked.leaf)
         self._by_leaf[asked.leaf] = call
         if call.idempotency_key is not None:
             self._by_key[call.idempotency_key] = call

@@ -31,32 +31,32 @@ class MessageGraph:
         """The same bytes: what was sent compares with them without being copied."""
         self._described: list[Described | None] = []
         self._numbers: dict[bytes, int] = {}
-        # As-sent nodes; index 0 is the root. `latest` is the child that was added last.
+        # As-sent nodes; index 0 is the root. `latest` is the child that was added last: of most the only
+        # one, and found without a table, which for many sessions is far away in memory.
         self._parent = array("i", [_ROOT])
         self._blob = array("i", [-1])
         self._latest = array("i", [_ROOT])
         self._depth = array("i", [0])
         self._normal = array("i", [_ROOT])
         self._siblings: dict[int, int] = {}
-        """Children of those that have several, by parent and message in one number."""
-        # Normalised nodes, alike. Most have one child: found without a table, which for many sessions is
-        # far away in memory.
+        """Children of nodes that have several, by parent and message in one number."""
+        # Normalised nodes, alike.
         self._normal_parent = array("i", [_ROOT])
         self._normal_latest = array("i", [_ROOT])
         self._normal_digest = array("q", [0])
         self._normal_role: list[str] = [""]
         self._normal_siblings: dict[int, int] = {}
-        """By parent and digest in one number: a tuple is one more object that stays."""
+        """The same by parent and digest in one number: a tuple is one more object that stays."""
         self._answer: list[AnswerRef | None] = [None]
-        """The answer that a normalised node is."""
+        """By normalised node: the answer that it is."""
         self._asked = bytearray(1)
         """By normalised node: 1 where a request ended."""
-        self._asked_before = False
+        self._any_asked = False
         self._answer_of_call_id: dict[str, tuple[int, AnswerRef] | None] = {}
         self._echoes: dict[int, AnswerRef] = {}
         """As-sent nodes that a tool-call id identified as one answer, even among equal answers."""
         self._continued: set[int] = set()
-        """Numbers of the answers that a chain went on from."""
+        """The answers that a chain went on from, each as one number."""
         self._tools_seen = False
 
     # --- requests ---
@@ -138,21 +138,21 @@ class MessageGraph:
             branch = "retry"
         elif parent is not None:
             branch = self._branch_from(parent, roles)
-        elif self._asked_before:
+        elif self._any_asked:
             branch = self._branch_from_root(extension, roles)
         self._asked[leaf] = 1
-        self._asked_before = True
+        self._any_asked = True
         self._tools_seen = self._tools_seen or extension.tools is not None
         return Placement(parent, covers, branch)
 
     def go_on(self, parent: AnswerRef) -> None:
         """A further call from this answer is a fork from now on."""
-        self._continued.add(_number(parent))
+        self._continued.add(_packed(parent))
 
     def _branch_from(self, parent: AnswerRef, roles_after: list[str]) -> str | None:
         if "assistant" in roles_after:
             return "edit"  # it carries an answer that nobody here gave
-        return "fork" if _number(parent) in self._continued else None
+        return "fork" if _packed(parent) in self._continued else None
 
     def _branch_from_root(self, extension: Extension, roles_up: list[str]) -> str:
         system = 0
@@ -214,10 +214,10 @@ class MessageGraph:
 
     def _add(self, parent: int, number: int) -> tuple[int, bool]:
         """The as-sent child, and whether its normalised node was there before."""
-        first = self._latest[parent]
-        if first != _ROOT:
-            known_node = first
-            if self._blob[first] != number:
+        last = self._latest[parent]
+        if last != _ROOT:
+            known_node = last
+            if self._blob[last] != number:
                 known_node = self._siblings.get(parent << 32 | number, _ROOT)
             if known_node != _ROOT:
                 return known_node, True
@@ -236,8 +236,8 @@ class MessageGraph:
         self._latest.append(_ROOT)
         self._depth.append(self._depth[parent] + 1)
         self._normal.append(normal)
-        if first != _ROOT:
-            self._siblings[parent << 32 | self._blob[first]] = first
+        if last != _ROOT:
+            self._siblings[parent << 32 | self._blob[last]] = last
             self._siblings[parent << 32 | number] = node
         self._latest[parent] = node
         return node, known
@@ -251,10 +251,10 @@ class MessageGraph:
         return None
 
     def _normal_child(self, parent: int, described: Described) -> tuple[int, bool]:
-        digest, first = described.digest, self._normal_latest[parent]
-        if first != _ROOT:
-            known = first
-            if self._normal_digest[first] != digest:
+        digest, last = described.digest, self._normal_latest[parent]
+        if last != _ROOT:
+            known = last
+            if self._normal_digest[last] != digest:
                 known = self._normal_siblings.get(hash((parent, digest)), _ROOT)
             if known != _ROOT:
                 return known, True
@@ -265,12 +265,12 @@ class MessageGraph:
         self._normal_role.append(described.role)
         self._answer.append(None)
         self._asked.append(0)
-        if first != _ROOT:
-            self._normal_siblings[hash((parent, self._normal_digest[first]))] = first
+        if last != _ROOT:
+            self._normal_siblings[hash((parent, self._normal_digest[last]))] = last
             self._normal_siblings[hash((parent, digest))] = node
         self._normal_latest[parent] = node
         return node, False
 
 
-def _number(ref: AnswerRef) -> int:
+def _packed(ref: AnswerRef) -> int:
     return ref.call << 32 | ref.choice

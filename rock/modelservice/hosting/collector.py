@@ -60,11 +60,11 @@ class Collector:
 
     async def watch(self, quiet: Callable[[], bool]) -> Never:
         """Make whole collections when they are due; `quiet` is asked whether nobody waits."""
-        pauses = 0
+        quiet_pauses = 0
         while True:
             await asyncio.sleep(PAUSE_SECONDS)
-            pauses = pauses + 1 if quiet() else 0
-            if self.due(quiet=pauses >= QUIET_PAUSES):
+            quiet_pauses = quiet_pauses + 1 if quiet() else 0
+            if self.due(quiet=quiet_pauses >= QUIET_PAUSES):
                 self.collect()
 
     def due(self, *, quiet: bool) -> bool:

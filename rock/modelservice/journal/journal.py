@@ -76,7 +76,7 @@ class Journal:
         self._scheduled = False
         self._syncing: asyncio.Future[None] | None = None
         self._error: JournalError | None = None
-        self._disk = ThreadPoolExecutor(1, "journal") if sync == "disk" else None
+        self._syncer = ThreadPoolExecutor(1, "journal") if sync == "disk" else None
         self.on_failure: Callable[[JournalError], None] | None = None
         """Called once, when the first write fails."""
         self.on_commit: Callable[[float, int, int], None] | None = None
@@ -217,8 +217,8 @@ class Journal:
             else:
                 self._flush()
         self._fail(JournalError("the journal is closed"), tell=False)
-        if self._disk is not None:
-            self._disk.shutdown()
+        if self._syncer is not None:
+            self._syncer.shutdown()
         fd, self._fd = self._fd, -1
         _close(fd, *self._lock_fds)
 
@@ -247,12 +247,12 @@ class Journal:
             self._waiting = waiting + self._waiting
             self._give_up(exc)
             return
-        if self._disk is None:
+        if self._syncer is None:
             self._wrote(len(batch))
             self._committed(began, len(payloads), len(batch))
             _acknowledge(waiting)
             return
-        syncing = asyncio.get_running_loop().run_in_executor(self._disk, os.fdatasync, self._fd)
+        syncing = asyncio.get_running_loop().run_in_executor(self._syncer, os.fdatasync, self._fd)
         self._syncing = syncing
         syncing.add_done_callback(
             lambda done: self._synced(done, waiting, len(batch), began, len(payloads))

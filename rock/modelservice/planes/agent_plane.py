@@ -4,7 +4,7 @@ Who is asking is decided before the body is read. The key is in the path (`/s/<k
 any API key) or is the API key (`Authorization: Bearer`, `x-api-key`). On a listener bound to a
 session any key or none will do, but a valid key of another session is refused.
 
-A plain reply waits for its answer without a task (`_PlainReply`); a stream has one.
+A plain reply waits for its answer without a task (`_PlainReply`); a stream has one (`call_stream`).
 
 How one call can end, and who hears of it:
 
@@ -34,10 +34,17 @@ from rock.errors import (
 from rock.modelservice import dialects
 from rock.modelservice.dialects import CountRoute, Dialect, ErrorReply, Exchange, Renderer
 from rock.modelservice.dialects.auxiliary import Kind, classify, never_asks_twice
-from rock.modelservice.planes.call_stream import CallStream, told
+from rock.modelservice.planes.call_stream import CallStream, for_agents
 from rock.modelservice.planes.counted import HEADER, TokenCount
 from rock.modelservice.planes.plane import EventStream, Outcome, Parked, Reply, Request
-from rock.modelservice.service.service import Answer, Call, Incoming, ModelService, Seen, Session
+from rock.modelservice.service.service import (
+    AgentRequest,
+    Answer,
+    Call,
+    ModelService,
+    Seen,
+    Session,
+)
 from rock.modelservice.telemetry.logs import about
 from rock.modelservice.telemetry.tracing import HEADERS, NO_TRACE, trace_of
 
@@ -98,7 +105,7 @@ class AgentPlane:
     def refusal(self, exc: RockError, dialect: Dialect = dialects.DEFAULT) -> Reply:
         self._service.refused(exc.code)
         log.info("request refused", extra=about(status=exc.status, code=exc.code))
-        return _reply(dialect.error(told(exc)))
+        return _reply(dialect.error(for_agents(exc)))
 
     def _session(self, key: str | None, headers: Mapping[str, str]) -> Session:
         given = key or _api_key(headers)
@@ -127,7 +134,7 @@ class AgentPlane:
         them or the reply streams."""
         parsed = dialect.parse(body, request.headers, _SessionHistory(self._service, session))
         kind = classify(parsed.request, request.headers)
-        incoming = Incoming(
+        incoming = AgentRequest(
             dialect=dialect.name,
             request=parsed.request,
             body=body,
@@ -143,7 +150,7 @@ class AgentPlane:
         return _PlainReply(self, self._service, call, dialect, parsed.renderer)
 
     async def _submitted(
-        self, session: Session, dialect: Dialect, incoming: Incoming | None, renderer: Renderer
+        self, session: Session, dialect: Dialect, incoming: AgentRequest | None, renderer: Renderer
     ) -> Reply | EventStream | Parked:
         assert incoming is not None
         try:

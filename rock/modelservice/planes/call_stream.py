@@ -64,7 +64,7 @@ class CallStream:
 
     def _broken_off(self, exc: RockError) -> bytes:
         log.info("stream ended badly", extra=about(call_id=self._call.id, code=exc.code))
-        return self._encoder.error(told(exc))
+        return self._encoder.error(for_agents(exc))
 
     def _sent(self) -> None:
         if self._unfinished:
@@ -77,7 +77,7 @@ class CallStream:
             self._service.agent_left(self._call)
 
 
-def told(exc: RockError) -> RockError:
+def for_agents(exc: RockError) -> RockError:
     """What an agent may hear of an error: not where on the host the journal is."""
     if isinstance(exc, JournalError):
         return JournalError("the service cannot store anything now; try again")

@@ -23,7 +23,7 @@ MAX_HEAD_BYTES = 64 * 1024
 
 
 def _nobody(incoming: Incoming) -> None:
-    """To whom a closed connection says what comes."""
+    """Who hears of what still comes on a connection that is closed."""
     del incoming
 
 

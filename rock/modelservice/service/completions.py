@@ -1,4 +1,4 @@
-"""A worker's completion, checked and turned into the record that is stored. No I/O.
+"""A prepared completion, checked against its call and turned into the record that is stored. No I/O.
 
 Tokens are all or nothing: if any id or log-probability of any choice, or the prompt's ids, is
 missing or wrong, the answer is stored as untrainable with the reason, and none of its tokens.

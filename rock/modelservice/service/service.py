@@ -36,7 +36,7 @@ from rock.modelservice.graph.answer import Answer, AnswerChoice
 from rock.modelservice.interceptors.interceptors import Edit
 from rock.modelservice.journal import records
 from rock.modelservice.service import export
-from rock.modelservice.service.incoming import Incoming
+from rock.modelservice.service.agent_request import AgentRequest
 from rock.modelservice.service.intercepting import InterceptingSide, intercepted
 from rock.modelservice.service.rollouts import RolloutSide
 from rock.modelservice.service.trainer import TrainerSide
@@ -51,10 +51,10 @@ from rock.modelservice.wire.pulse import PulseReply, PulseRequest
 from rock.types import Clock, SessionId, SessionKey
 
 __all__ = [
+    "AgentRequest",
     "Answer",
     "AnswerChoice",
     "Call",
-    "Incoming",
     "ModelService",
     "NewSession",
     "Seen",
@@ -140,11 +140,11 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
         self._engine.observer.metrics.refused[code].value += 1
 
     async def finish(self) -> None:
-        """End what runs besides. Called by who closes the service, like `keep_ticking`."""
+        """End a compaction that is going on. For `open`, on its way out."""
         await self._upkeep.close()
 
     async def keep_ticking(self) -> None:
-        """`tick` until cancelled."""
+        """`tick` until cancelled or until the journal fails. For `open`, which runs it."""
         with contextlib.suppress(JournalError):  # told to everybody by the journal itself
             lag, loop = self._engine.observer.metrics.lag, asyncio.get_running_loop()
             while True:
@@ -229,7 +229,7 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
             return None
         return self._book.conversation(session.id).counted(request)
 
-    async def submit(self, session: Session, incoming: Incoming, *, wait: bool = True) -> Call:
+    async def submit(self, session: Session, incoming: AgentRequest, *, wait: bool = True) -> Call:
         """`ask`, with the interceptors of the session; returns once on disk, or with `wait` unset as
         soon as `ask` does.
 
@@ -249,7 +249,7 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
         """Whether requests of the session have to go through `submit`."""
         return bool(self._engine.interceptors.matching("request", session.spec.labels))
 
-    def ask(self, session: Session, incoming: Incoming, edit: Edit = _AS_ASKED) -> Call:
+    def ask(self, session: Session, incoming: AgentRequest, edit: Edit = _AS_ASKED) -> Call:
         """Queue a request, or re-attach a retry to the call it repeats. It is on its way to the disk:
         enough for who will say nothing to the agent before the answer, which cannot come before.
 
@@ -321,7 +321,7 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
         if waiting >= self._engine.config.max_parked:
             raise QueueFull(f"{waiting} connections wait for an answer already")
 
-    async def _intercepted(self, session: Session, incoming: Incoming) -> Edit:
+    async def _intercepted(self, session: Session, incoming: AgentRequest) -> Edit:
         """What the interceptors make of a request that repeats none."""
         if session.id in self._engine.shelf:
             return _AS_ASKED  # refused by `ask`
@@ -341,7 +341,7 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
         self,
         session: Session,
         conversation: Conversation,
-        incoming: Incoming,
+        incoming: AgentRequest,
         asked: Asked,
         edit: Edit,
     ) -> Call:
@@ -467,7 +467,7 @@ def _overrides(session: Session, request: wire.CanonicalRequest) -> dict[str, ob
     return pins
 
 
-def _check_text(incoming: Incoming) -> None:
+def _check_text(incoming: AgentRequest) -> None:
     """What becomes part of a record besides the body: the graph is changed before that is written."""
     for name, text in (("Idempotency-Key", incoming.idempotency_key), ("kind", incoming.kind)):
         if text is not None and not text.isascii():

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS = 60.0
 """Between two tries of a compaction that failed."""
 LOOK_SECONDS = 5.0
-"""Between two looks at how much is over, while it is too little."""
+"""Between two looks at how much of a journal is of sessions that are over, while it is too little."""
 READ_TRIES = 3
 
 
@@ -83,9 +83,9 @@ class Upkeep:
             return False
         if engine.clock() < self._not_before:
             return False
-        base = sum(segment.end - segment.start for segment in engine.journal.sealed)
         if self._left_over:
             return True
+        base = sum(segment.end - segment.start for segment in engine.journal.sealed)
         if engine.journal.size_bytes <= max(engine.config.compact_bytes, base):
             return False
         if engine.shelf.retired_share() < engine.config.compact_share:

@@ -9,7 +9,7 @@ from msgspec import Struct, field
 from rock.modelservice import wire
 
 
-class Incoming(Struct, frozen=True, kw_only=True):
+class AgentRequest(Struct, frozen=True, kw_only=True):
     """One request of an agent, parsed by its dialect."""
 
     dialect: str
