@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Many tests wait for processes, so more workers than cores is right.
 WORKERS ?= 4
 # More arguments for pytest, such as --last-failed.
-AGAIN ?=
+PYTEST_ARGS ?=
 COMPILED_TESTS := tests/modelservice tests/e2e tests/test_compiling.py tests/test_trainer_pages.py
 # Without byte code on disk every worker compiles every test, and every process all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
@@ -26,14 +26,14 @@ demo: setup      ## run the whole loop: agents, ModelService, trainer, grades
 	@$(BIN)/rock demo
 
 test: setup      ## run the test suite (under five minutes)
-	@$(BIN)/pytest -n $(WORKERS) --dist worksteal $(AGAIN)
+	@$(BIN)/pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 compiled: setup  ## a copy of this checkout in build/compiled with ModelService compiled (mypyc)
 	@scripts/compiled.sh $(BIN)/python
 
 test-compiled: compiled  ## what drives ModelService, on its compiled form
 	@cd build/compiled && PYTHONPATH=$$PWD ROCK_REQUIRE=$${ROCK_REQUIRE:+$$ROCK_REQUIRE,}compiled \
-		$(abspath $(BIN))/pytest -n $(WORKERS) --dist worksteal $(COMPILED_TESTS) $(AGAIN)
+		$(abspath $(BIN))/pytest -n $(WORKERS) --dist worksteal $(COMPILED_TESTS) $(PYTEST_ARGS)
 
 test-export: setup  ## the exports, read by the projects they are for (makes .venv-export, 2 GB)
 	scripts/export-envs.sh
@@ -44,7 +44,7 @@ test-torch: setup  ## exported tokens against a real transformer, a real learner
 	@$(BIN)/pytest -m torch
 
 test-sandboxes: setup  ## every check of the sandbox contract on every provider
-	@$(BIN)/pytest -m "soak or not soak" -n $(WORKERS) --dist worksteal tests/sandbox/test_conformance.py $(AGAIN)
+	@$(BIN)/pytest -m "soak or not soak" -n $(WORKERS) --dist worksteal tests/sandbox/test_conformance.py $(PYTEST_ARGS)
 
 soak-sandbox: setup  ## thousands of sandboxes with faults: nothing may be left, memory may not grow
 	@$(BIN)/pytest -m soak -s tests/sandbox/test_soak.py tests/sandbox/test_engine_restart.py
@@ -67,7 +67,7 @@ bench: setup     ## measure the loop and sandboxes beside others, against their 
 test-clients: setup  ## install real agents (2.5 GB, once) and run them against ModelService
 	-@$(BIN)/python -m tests.clients.install
 	-@! docker version >/dev/null 2>&1 || tests/images/build.sh test trixie
-	@$(BIN)/pytest -m clients -n $(WORKERS) tests/clients $(AGAIN)
+	@$(BIN)/pytest -m clients -n $(WORKERS) tests/clients $(PYTEST_ARGS)
 
 lint: setup      ## format check, ruff, pyright, import contracts
 	$(BIN)/ruff format --check .

@@ -152,6 +152,7 @@ class AgentPlane:
     async def _submitted(
         self, session: Session, dialect: Dialect, incoming: AgentRequest | None, renderer: Renderer
     ) -> Reply | EventStream | Parked:
+        """`incoming` is never None when this begins; its type lets it be let go of."""
         assert incoming is not None
         try:
             call = await self._service.submit(session, incoming, wait=incoming.stream)
