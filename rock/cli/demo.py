@@ -168,6 +168,7 @@ async def _trainer(
     started = await process.start(
         [
             sys.executable,
+            "-P",
             "-m",
             "rock.demo.trainer",
             service.control_url,

@@ -167,7 +167,9 @@ class ServiceProcess:
     async def _start(self) -> None:
         self._prepare()
         agent, control = (lent.fileno() for lent in self._sockets)
-        argv = [sys.executable, "-m", "rock.modelservice", "--state-dir", str(self.state_dir)]
+        # -P: the code of whoever starts it, whatever lies in the current directory
+        argv = [sys.executable, "-P", "-m", "rock.modelservice"]
+        argv += ["--state-dir", str(self.state_dir)]
         argv += ["--agent-fd", str(agent), "--control-fd", str(control)]
         for name, value in self._settings.items():
             argv += ["--set", f"{name}={_as_argument(value)}"]
