@@ -130,8 +130,8 @@ class ServiceConfig(Strict):
         0.25,
         ge=0,
         le=1,
-        description="Share of its records that must be of closed sessions that left memory: what is "
-        "live would only be copied.",
+        description="Share of its records that must be over (of closed sessions that left memory, of groups "
+        "that were acknowledged): what is live would only be copied.",
     )
     shard: int | None = Field(
         None,
