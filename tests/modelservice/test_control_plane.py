@@ -35,6 +35,9 @@ from tests.modelservice.live import (
     trainer_of,
 )
 
+BIG = 10**400
+"""More than any float."""
+
 
 def text(lease_id: str, content: str) -> Completion:
     choice = Choice(message=AssistantMessage(content=content))
@@ -251,7 +254,19 @@ async def test_errors_come_back_as_the_classes_they_are(tmp_path: Path) -> None:
     [
         ("/trainer/v1/claim", {"worker_id": 3}, "worker_id", "Expected `str`, got `int`"),
         ("/trainer/v1/claim", {}, None, "worker_id"),
-        ("/trainer/v1/claim", {"worker_id": "w", "max_leases": -1}, "max_leases", "at least 0"),
+        (
+            "/trainer/v1/claim",
+            {"worker_id": "w", "max_leases": -1},
+            "max_leases",
+            "at least 0, got -1",
+        ),
+        ("/trainer/v1/claim", {"worker_id": "w", "max_leases": -BIG}, "max_leases", f"got -{BIG}"),
+        (
+            "/trainer/v1/claim",
+            {"worker_id": "w", "lease_seconds": -1},
+            "lease_seconds",
+            "at least 0.01, got -1.0",
+        ),
         ("/trainer/v1/claim", {"worker_id": "w", "max_lease": 1}, None, "max_lease"),
         ("/trainer/v1/complete", [], None, "Expected `object`, got `array`"),
         (
