@@ -292,6 +292,16 @@ async def test_bad_input_is_named(
     assert words in error["message"]
 
 
+async def test_who_asks_for_more_than_there_ever_is_gets_what_there_is(tmp_path: Path) -> None:
+    async with running_service(tmp_path) as service, httpx.AsyncClient() as http:
+        headers = {"Authorization": f"Bearer {service.keys.trainer_key}"}
+        for path, name in (("claim", "max_leases"), ("rollouts/claim", "max_groups")):
+            body = {"worker_id": "w", name: BIG, "wait_seconds": 0}
+            url = f"{service.control_url}/trainer/v1/{path}"
+            reply = await http.post(url, json=body, headers=headers)
+            assert (reply.status_code, list(reply.json().values())) == (200, [[]])
+
+
 async def test_unknown_paths_and_methods_are_said_to_be(tmp_path: Path) -> None:
     async with running_service(tmp_path) as service:
         headers = {"Authorization": f"Bearer {service.keys.admin_key}"}
