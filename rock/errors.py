@@ -53,7 +53,8 @@ failed" are *results*, not errors; an error means that rock, its input or its su
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, TypeVar
+from copy import copy
+from typing import ClassVar, Self, TypeVar
 
 Error = TypeVar("Error", bound="RockError")
 
@@ -70,6 +71,13 @@ class RockError(Exception):
 
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message or type(self).__doc__ or "")
+
+    def again(self) -> Self:
+        """The same error, for who raises one that is kept: an exception keeps the frames through which it was
+        raised, each time more of them, and they often keep it."""
+        one = copy(self)
+        one.__cause__ = self.__cause__
+        return one
 
     @property
     def message(self) -> str:

@@ -130,8 +130,8 @@ class ServiceConfig(Strict):
         0.25,
         ge=0,
         le=1,
-        description="Share of the journal's records, archives aside, that must be of closed sessions "
-        "out of memory before it is compacted.",
+        description="Share of the journal's records, archives aside, that must be over before it is "
+        "compacted: of closed sessions out of memory, of acknowledged groups.",
     )
     shard: int | None = Field(
         None,

@@ -12,6 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from rock.errors import JournalError
+from rock.modelservice import wire
 from rock.modelservice.hosting.collector import Collector
 from rock.modelservice.service.service import ModelService, Session
 from rock.testing.clock import FakeClock
@@ -27,7 +31,7 @@ from tests.modelservice.fixtures import (
     until,
     user,
 )
-from tests.modelservice.live import HELLO, new_session
+from tests.modelservice.live import HELLO, admin_of, new_session, raw_agent, trainer_of
 
 OURS = "rock.modelservice."
 CALLS = {"Answer", "Call", "CallTokens", "Conversation", "Held", "MessageGraph"}
@@ -93,6 +97,43 @@ async def test_a_session_that_was_closed_leaves_memory_without_the_collector(
             clock.advance(service.config.evict_seconds + 1)
             service.tick()
             assert {kind: count for kind, count in made().items() if kind in CALLS} == {}
+
+
+async def test_calls_that_failed_leave_memory_without_the_collector(
+    tmp_path: Path,
+) -> None:
+    async with (
+        running_service(tmp_path, evict_seconds=0, stream_grace_seconds=0) as service,
+        trainer_of(service) as trainer,
+        admin_of(service) as admin,
+        raw_agent(service) as agent,
+    ):
+        with no_collector() as made:
+            session = await admin.create_session()
+            url = f"/s/{session.key}/v1/chat/completions"
+            for body in (HELLO, {**HELLO, "stream": True}):
+                asked = asyncio.create_task(agent.post(url, json=body))
+                (lease,) = (await trainer.claim("w", wait_seconds=5)).leases
+                if "stream" in body:
+                    await until(lambda: made()["CallStream"] > 0)
+                await trainer.fail([wire.Failure(lease.lease_id, message="no")])
+                assert "no" in (await asked).text
+            await admin.close_session(session.session_id)
+            await until(lambda: not made().keys() & (CALLS | {"CallStream"}))
+
+
+async def test_what_was_asked_of_a_failed_journal_leaves_memory(tmp_path: Path) -> None:
+    async with running(tmp_path) as service:
+        journal = service._engine.journal  # pyright: ignore[reportPrivateUsage] - what remembered who asked
+        session = await open_session(service)
+        await journal.close()
+        with no_collector() as made:
+            for _ in range(3):
+                with pytest.raises(JournalError, match="closed"):
+                    await ask(service, session, user("hi"))
+                with pytest.raises(JournalError, match="closed"):
+                    await journal.barrier()
+            assert made()["Incoming"] == 0
 
 
 async def test_connections_leave_memory_without_the_collector(tmp_path: Path) -> None:

@@ -35,6 +35,9 @@ from tests.modelservice.live import (
     trainer_of,
 )
 
+BIG = 10**400
+"""More than any float."""
+
 
 def text(lease_id: str, content: str) -> Completion:
     choice = Choice(message=AssistantMessage(content=content))
@@ -251,7 +254,19 @@ async def test_errors_come_back_as_the_classes_they_are(tmp_path: Path) -> None:
     [
         ("/trainer/v1/claim", {"worker_id": 3}, "worker_id", "Expected `str`, got `int`"),
         ("/trainer/v1/claim", {}, None, "worker_id"),
-        ("/trainer/v1/claim", {"worker_id": "w", "max_leases": -1}, "max_leases", "at least 0"),
+        (
+            "/trainer/v1/claim",
+            {"worker_id": "w", "max_leases": -1},
+            "max_leases",
+            "at least 0, got -1",
+        ),
+        ("/trainer/v1/claim", {"worker_id": "w", "max_leases": -BIG}, "max_leases", f"got -{BIG}"),
+        (
+            "/trainer/v1/claim",
+            {"worker_id": "w", "lease_seconds": -1},
+            "lease_seconds",
+            "at least 0.01, got -1.0",
+        ),
         ("/trainer/v1/claim", {"worker_id": "w", "max_lease": 1}, None, "max_lease"),
         ("/trainer/v1/complete", [], None, "Expected `object`, got `array`"),
         (
@@ -275,6 +290,16 @@ async def test_bad_input_is_named(
     assert (reply.status_code, error["code"]) == (400, "invalid_request")
     assert error.get("param") == param
     assert words in error["message"]
+
+
+async def test_who_asks_for_more_than_there_ever_is_gets_what_there_is(tmp_path: Path) -> None:
+    async with running_service(tmp_path) as service, httpx.AsyncClient() as http:
+        headers = {"Authorization": f"Bearer {service.keys.trainer_key}"}
+        for path, name in (("claim", "max_leases"), ("rollouts/claim", "max_groups")):
+            body = {"worker_id": "w", name: BIG, "wait_seconds": 0}
+            url = f"{service.control_url}/trainer/v1/{path}"
+            reply = await http.post(url, json=body, headers=headers)
+            assert (reply.status_code, list(reply.json().values())) == (200, [[]])
 
 
 async def test_unknown_paths_and_methods_are_said_to_be(tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ class Call(Ticket):
         if isinstance(self.outcome, Answer):
             return self.outcome
         assert self.outcome is not None
-        raise self.outcome
+        raise self.outcome.again()
 
     async def news_within(self, seconds: float, seen: Seen) -> bool:
         """Wait at most `seconds` for the call to end, or to have visible spans that are not `seen`."""

@@ -131,8 +131,13 @@ class Journal:
 
     @property
     def error(self) -> JournalError | None:
-        """Why the journal takes no more records; None while it does."""
-        return self._error
+        """Why the journal takes no more records, for the caller to raise; None while it does."""
+        return None if self._error is None else self._error.again()
+
+    def check(self) -> None:
+        """Raises `JournalError` if the journal takes no more records."""
+        if self._error is not None:
+            raise self._error.again()
 
     @property
     def size_bytes(self) -> int:
@@ -149,8 +154,7 @@ class Journal:
 
         Records appended so far and not yet written may come into the new one. Raises `JournalError`.
         """
-        if self._error is not None:
-            raise self._error
+        self.check()
         if self._sealing is None:
             self._sealing = asyncio.get_running_loop().create_future()
             self._schedule()
@@ -178,8 +182,7 @@ class Journal:
     ) -> int:
         """Write one record that nobody waits for, and say its place. Raises `JournalError` as
         `append` does, whose `future` it can be given."""
-        if self._error is not None:
-            raise self._error
+        self.check()
         if len(payload) > _MAX_RECORD_BYTES:
             raise JournalError(f"a record of {len(payload)} bytes is too large for the journal")
         self._payloads.append(payload)
@@ -195,7 +198,7 @@ class Journal:
         """Done once everything appended so far is safe."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._error is not None:
-            future.set_exception(self._error)
+            future.set_exception(self._error.again())
         elif not self._payloads and not self._waiting and self._syncing is None:
             future.set_result(None)
         else:
@@ -326,10 +329,10 @@ class Journal:
         waiting, self._waiting = self._waiting, []
         self._payloads.clear()
         if self._sealing is not None and not self._sealing.done():
-            self._sealing.set_exception(error)
+            self._sealing.set_exception(error.again())
         for future, _ in waiting:
             if future is not None and not future.done():
-                future.set_exception(error)
+                future.set_exception(error.again())
         if tell and self.on_failure is not None:
             self.on_failure(error)
 

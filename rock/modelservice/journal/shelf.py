@@ -7,10 +7,12 @@ of retired sessions into archives, of which one marker is left. No I/O.
 
 from __future__ import annotations
 
+import math
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 
 from msgspec import Struct
@@ -54,6 +56,8 @@ class Shelf:
         self.boots = array("Q")
         self.policy: int | None = None
         """Where the policy was last changed."""
+        self.replaced = array("Q")
+        """Where the records of groups and of the policy are that stand no longer."""
 
     def __contains__(self, session_id: str) -> bool:
         """Whether a session is out of memory and can be rebuilt."""
@@ -69,15 +73,21 @@ class Shelf:
             case records.Booted():
                 self.boots.append(place)
             case records.PolicyChanged():
+                self._replace(self.policy)
                 self.policy = place
             case records.GroupPublished():
-                self.groups[record.group_id] = place  # a later revision stands
-                self.group_leases.pop(record.group_id, None)
+                self._replace(self.groups.pop(record.group_id, None))
+                self._replace(self.group_leases.pop(record.group_id, None))
+                if (
+                    bytes(record.group) != b"null"
+                ):  # what compaction writes before an acknowledgement
+                    self.groups[record.group_id] = place  # a later revision stands
             case records.GroupLeased():
+                self._replace(self.group_leases.get(record.group_id))
                 self.group_leases[record.group_id] = place
             case records.GroupAcknowledged():
-                self.groups.pop(record.group_id, None)
-                self.group_leases.pop(record.group_id, None)
+                self._replace(self.groups.pop(record.group_id, None))
+                self._replace(self.group_leases.pop(record.group_id, None))
             case records.SessionArchived():
                 self.archive(record)
             case records.InterceptorSet() | records.InterceptorRemoved():
@@ -88,6 +98,10 @@ class Shelf:
     def add(self, session_id: str, place: int) -> None:
         """`index` for a record that is known to be about a session or one of its calls."""
         self.places[session_id].append(place)
+
+    def _replace(self, place: int | None) -> None:
+        if place is not None:
+            self.replaced.append(place)
 
     def archive(self, marker: records.SessionArchived) -> None:
         """The session is in an archive now, and nowhere else."""
@@ -106,12 +120,21 @@ class Shelf:
         self.archived.pop(session_id, None)
         return self.retired.pop(session_id)
 
-    def retired_share(self) -> float:
-        """Which part of the records outside archives is of retired sessions, from 0 to 1: what a
-        compaction takes out of the base. O(sessions outside archives)."""
+    def share_over(self) -> float:
+        """Which part of the records outside archives is of retired sessions, or replaced, from 0 to 1:
+        what a compaction takes out of the base. O(sessions outside archives)."""
         sizes = {session_id: len(places) for session_id, places in self.places.items()}
-        retired = sum(size for session_id, size in sizes.items() if session_id in self.retired)
-        return retired / max(1, sum(sizes.values()))
+        over = sum(size for session_id, size in sizes.items() if session_id in self.retired)
+        over += len(self.replaced)
+        standing = len(self.groups) + len(self.group_leases)
+        return over / max(1, sum(sizes.values()) + standing + len(self.replaced))
+
+    def outlived(self, oldest: float, share: float) -> bool:
+        """Whether that share of the archived sessions was closed before `oldest`, in seconds since 1970:
+        by the one that stands there, as they were archived in about that order."""
+        last = max(0, math.ceil(share * len(self.archived)) - 1)
+        marker = next(islice(self.archived.values(), last, None), None)
+        return marker is not None and marker.at is not None and marker.at < oldest
 
     def with_boots(self, places: array[int]) -> array[int]:
         """A session's records and the restarts between them, which are part of its story."""
@@ -133,13 +156,21 @@ class Shelf:
         """Records before `until` have new places: `moved` by session, `others` by name."""
         boots = [place for name, place in others.items() if name.startswith("boot ")]
         self.boots = array("Q", sorted(boots)) + self.boots[bisect_left(self.boots, until) :]
-        if self.policy is not None and self.policy < until:
-            self.policy = others.get("policy", self.policy)
+        self.replaced = array("Q", (place for place in self.replaced if place >= until))
+        if self.policy is not None and "policy" in others:
+            if self.policy < until:
+                self.policy = others["policy"]
+            else:  # changed meanwhile
+                self._replace(others["policy"])
         for name, place in others.items():
             kind, _, of = name.partition(" ")
-            known = {"group": self.groups, "group-lease": self.group_leases}.get(kind, {})
+            known = {"group": self.groups, "group-lease": self.group_leases}.get(kind)
+            if known is None:
+                continue
             if of in known and known[of] < until:
                 known[of] = place
+            else:  # acknowledged or published anew meanwhile
+                self._replace(place)
         for session_id, fresh in moved.items():
             old = self.places.get(session_id)
             if old is not None:

@@ -246,7 +246,7 @@ class Connection(asyncio.Protocol):
                 self._transport.write(CONTINUE)
             await incoming.wait(self._adapter.bounds.body_seconds)
         if incoming.bad is not None:
-            raise incoming.bad
+            raise incoming.bad.again()
         return incoming.unpacked(self._adapter.bounds.max_body_bytes)
 
     def _finish(self, incoming: Incoming) -> None:

@@ -329,7 +329,8 @@ def _one_of(kind: type[Struct], param: str | None, message: str) -> str:
     return f"; expected one of {listed}" if listed else ""
 
 
-def _at_least(name: str, value: float, bound: float) -> None:
+def _at_least(name: str, value: int | float, bound: int | float) -> None:
+    # Not only `float`: an integer, of any size, stays one in the compiled form too.
     if not value >= bound:
         raise BadRequest(f"{name}: expected at least {bound}, got {value}", param=name)
 

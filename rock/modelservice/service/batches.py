@@ -28,7 +28,8 @@ def check_wait(worker_id: str, wait_seconds: float) -> None:
         )
 
 
-def check_positive(name: str, value: float) -> None:
+def check_positive(name: str, value: int | float) -> None:
+    # Not only `float`: an integer, of any size, stays one in the compiled form too.
     if not value > 0:
         raise BadRequest(f"{name}: expected more than 0, got {value}", param=name)
 

@@ -345,8 +345,7 @@ class ModelService(TrainerSide, UnderwaySide, InterceptingSide, RolloutSide):
         asked: Asked,
         edit: Edit,
     ) -> Call:
-        if (error := self._engine.journal.error) is not None:
-            raise error
+        self._engine.journal.check()
         effective = None
         if edit.request is not None:
             effective = conversation.look_up(incoming.dialect, edit.request)

@@ -88,10 +88,15 @@ class Upkeep:
         base = sum(segment.end - segment.start for segment in engine.journal.sealed)
         if engine.journal.size_bytes <= max(engine.config.compact_bytes, base):
             return False
-        if engine.shelf.retired_share() < engine.config.compact_share:
-            self._not_before = engine.clock() + LOOK_SECONDS
-            return False
-        return True
+        share, shelf = engine.config.compact_share, engine.shelf
+        if shelf.share_over() >= share or shelf.outlived(self._oldest(), share):
+            return True
+        self._not_before = engine.clock() + LOOK_SECONDS
+        return False
+
+    def _oldest(self) -> float:
+        """When a session was closed at the earliest that is not forgotten, in seconds since 1970."""
+        return self._engine.wall() - self._engine.config.keep_closed_seconds
 
     async def _compact_quietly(self) -> None:
         try:
@@ -145,7 +150,7 @@ class Upkeep:
 
     def _forget_old(self) -> None:
         engine = self._engine
-        oldest = engine.wall() - engine.config.keep_closed_seconds
+        oldest = self._oldest()
         for session_id, known in list(engine.shelf.retired.items()):
             # Not what has records in the base or in sealed files: those still say it is there.
             if known.at is not None and known.at < oldest and session_id in engine.shelf.archived:
