@@ -7,6 +7,7 @@ was given, what was expected.
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -23,6 +24,7 @@ Model = TypeVar("Model", bound=BaseModel)
 MAX_NAME = 80
 """Of a field's name in a message, which a person may have invented."""
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+LOG_FORMATS = ("text", "json")
 
 
 TAG = "\0"
@@ -72,7 +74,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         sandbox_url=env.get("ROCK_SANDBOX_URL"),
         sandbox_key=env.get("ROCK_SANDBOX_KEY"),
         log_level=_log_level(env.get("ROCK_LOG_LEVEL") or "WARNING"),
-        log_format="json" if env.get("ROCK_LOG_FORMAT", "").lower() == "json" else "text",
+        log_format=_log_format(env.get("ROCK_LOG_FORMAT") or "text"),
     )
 
 
@@ -81,6 +83,16 @@ def _log_level(given: str) -> str:
     if level not in LOG_LEVELS:
         raise ConfigError(f"ROCK_LOG_LEVEL: expected one of {', '.join(LOG_LEVELS)}: {given!r}")
     return level
+
+
+def _log_format(given: str) -> Literal["text", "json"]:
+    match given.lower():
+        case "text" | "json" as known:
+            return known
+        case _:
+            raise ConfigError(
+                f"ROCK_LOG_FORMAT: expected one of {', '.join(LOG_FORMATS)}: {given!r}"
+            )
 
 
 def secret_values(also: Iterable[str] = (), environ: Mapping[str, str] | None = None) -> list[str]:
@@ -106,12 +118,17 @@ def validated(model: type[Model], data: Any, *, source: str) -> Model:
             shown = (
                 f"a {type(given).__name__}" if telling(field.rpartition(".")[2]) else kind_of(given)
             )
-            lines.append(f"{source}: {field}: {_what(error)} (given: {shown})")
+            lines.append(f"{source}: {field}: {_what(error, model)} (given: {shown})")
         raise ConfigError("\n".join(lines)) from exc
 
 
-def _what(error: ErrorDetails) -> str:
+def _what(error: ErrorDetails, model: type[BaseModel]) -> str:
     """What a check said; pydantic puts two words of its own before what our validators raise."""
+    if error["type"] == "extra_forbidden":
+        known = list(model.model_fields) if len(error["loc"]) == 1 else []
+        name = str(error["loc"][-1])[:MAX_NAME].lower().replace("-", "_")
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+        return "there is no such field" + (f"; did you mean {near[0]}?" if near else "")
     raised = error.get("ctx", {}).get("error")
     return str(raised) if isinstance(raised, ValueError) else error["msg"]
 

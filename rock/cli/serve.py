@@ -26,6 +26,9 @@ from rock.modelservice.telemetry import logs
 from rock.modelservice.wire import SessionCreated, SessionLimits, SessionSpec
 
 CONNECT_SECONDS = 2.0
+_SHARDS = "rock serve --shards sets it"
+_NOT_SET = {"state_dir": "use --state-dir", "shard": _SHARDS, "shard_control_ports": _SHARDS}
+"""Settings that --set does not take, and why."""
 SILENT_SECONDS = 1.0
 """A wait that is longer says what it waits for."""
 
@@ -43,12 +46,14 @@ def run_serve(
     shards: int | None = None,
 ) -> None:
     folder = service_dir(state_dir)
-    values: dict[str, Any] = {**pairs(settings, "--set"), "state_dir": folder}
+    given = pairs(settings, "--set")
+    for name in given.keys() & _NOT_SET:
+        raise ConfigError(f"rock serve --set: {name}: {_NOT_SET[name]}")
+    values: dict[str, Any] = {**given, "state_dir": folder}
     environment = read_environment()
     logs.configure(environment.log_level, environment.log_format)
     config = validated(ServiceConfig, values, source="rock serve --set")
     if shards is not None:
-        given = pairs(settings, "--set")
         fleet = ServiceFleet(
             folder, shards=shards, settings=given, backends=backends, api_base=api_base
         )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from rock.config import Strict
 
@@ -144,3 +144,10 @@ class ServiceConfig(Strict):
     max_staleness: int | None = Field(
         None, ge=0, description="Policy versions a session may span; over it, it closes as `stale`."
     )
+
+    @model_validator(mode="after")
+    def _two_listeners(self) -> Self:
+        same = (self.agent_host, self.agent_port) == (self.control_host, self.control_port)
+        if same and self.agent_port != 0:
+            raise ValueError(f"agent_port and control_port are the same, {self.agent_port}")
+        return self

@@ -31,8 +31,22 @@ TASK = '{"task_id": "one", "instruction": "do it"}\n'
         pytest.param(
             {"run.yaml": GOOD + "concurency: 3\n", "tasks.jsonl": TASK},
             ["run", "run.yaml"],
-            ["run.yaml", "concurency"],
+            ["run.yaml", "concurency", "did you mean concurrency?"],
             id="unknown-field",
+        ),
+        *(
+            pytest.param({}, ["serve", "--set", given], expected, id=given)
+            for given, expected in {
+                "state_dir=x": ["state_dir", "use --state-dir"],
+                "shard=1": ["shard", "rock serve --shards sets it"],
+                "Compact-Shares=1": ["there is no such field; did you mean compact_share?"],
+            }.items()
+        ),
+        pytest.param(
+            {},
+            ["serve", "--set", "agent_port=18612", "--set", "control_port=18612"],
+            ["agent_port and control_port are the same, 18612"],
+            id="one-port-twice",
         ),
         pytest.param(
             {"run.yaml": GOOD + "concurrency: many\n", "tasks.jsonl": TASK},

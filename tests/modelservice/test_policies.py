@@ -1,5 +1,6 @@
 """The built-in policies against a local server that fails like a hosted model."""
 
+import asyncio
 import sys
 import time
 from collections.abc import Callable
@@ -101,6 +102,24 @@ async def test_a_request_that_the_model_refuses_keeps_its_meaning(make: Make) ->
 async def test_no_connection_is_an_upstream_error() -> None:
     with pytest.raises(UpstreamError, match="unpriced-model"):
         await ask(openai("http://127.0.0.1:9/v1"), lease())
+
+
+async def test_a_key_that_is_missing_is_not_waited_for() -> None:
+    code = (
+        "import asyncio\n"
+        "from rock.errors import UpstreamUnauthorized\n"
+        "from rock.modelservice.policies.litellm import LitellmPolicy\n"
+        "from tests.modelservice.test_policies import ask, lease\n"
+        "try: asyncio.run(ask(LitellmPolicy('openai/unpriced-model'), lease()))\n"
+        "except UpstreamUnauthorized as exc: print(exc.message)\n"
+    )
+    environment = {
+        name: value for name, value in inherited_environment().items() if "OPENAI" not in name
+    }
+    child = await process.start([sys.executable, "-c", code], env=environment, stdout=process.PIPE)
+    # By default failures that may pass are tried again for five minutes.
+    out, _ = await asyncio.wait_for(child.communicate(), timeout=40)
+    assert b"there is no key for the model's provider" in out
 
 
 async def test_a_priced_model_has_a_cost() -> None:

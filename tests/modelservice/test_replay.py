@@ -296,7 +296,7 @@ async def test_a_file_describes_backends_beside_it(tmp_path: Path) -> None:
         ("backends: {a: {use: 'openai:'}}", "backend 'a': expected one of litellm:"),
         ("backends: {queue: {use: 'openai:m'}}", "backends.queue: is the trainer's"),
         ("backends: {a b: {use: 'openai:m'}}", "should match pattern"),
-        ("backends: {a: {use: 'openai:m', modle: x}}", "backends.a.modle: Extra inputs"),
+        ("backends: {a: {use: 'openai:m', modle: x}}", "backends.a.modle: there is no such field"),
         ("backends: {a: {use: 'replay:nowhere'}}", "nowhere: expected a run directory"),
         (
             "backends: {a: {use: 'openai:m', api_key_env: NOT_SET_AT_ALL}}",

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rock.config import Environment, read_environment
+from rock.errors import ConfigError
 from rock.modelservice.settings import ServiceConfig
 from rock.modelservice.wire import Pins, SessionLimits, SessionSpec
 from rock.modelservice.wire.interceptors import AnyRule, Interceptor, When
@@ -45,7 +46,8 @@ def test_every_environment_variable_is_explained() -> None:
         variable = (field.description or "").partition("(")[2].partition(")")[0]
         assert f"`{variable}`" in PAGE, name
     assert read_environment({"HOME": "/x", "ROCK_LOG_FORMAT": "JSON"}).log_format == "json"
-    assert read_environment({"HOME": "/x", "ROCK_LOG_FORMAT": "?"}).log_format == "text"
+    with pytest.raises(ConfigError, match="ROCK_LOG_FORMAT: expected one of text, json: 'xml'"):
+        read_environment({"HOME": "/x", "ROCK_LOG_FORMAT": "xml"})
 
 
 def test_every_rule_and_field_of_interceptors_is_explained() -> None:

@@ -1,6 +1,7 @@
 """The service as its own process: start, kill -9, restart on the same state, its end."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -248,3 +249,10 @@ async def test_a_hosted_model_with_a_wrong_key_fails_calls_with_the_cause(tmp_pa
     assert reply.status_code == 401
     assert "Incorrect API key provided" in reply.json()["error"]["message"]
     assert "Incorrect API key provided" in (health.backends[name] or "")
+
+
+async def test_a_service_takes_its_code_from_where_its_starter_did(tmp_path: Path) -> None:
+    (tmp_path / "queue.py").write_text("raise SystemExit('the module queue of this directory')\n")
+    with contextlib.chdir(tmp_path):
+        async with ServiceProcess(tmp_path / "state") as service:
+            assert service.ready.pid > 0

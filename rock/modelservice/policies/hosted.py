@@ -59,9 +59,16 @@ class Retries:
 
 
 def may_pass(exc: BaseException) -> bool:
+    if _lacks_key(exc):
+        return False
     if isinstance(exc, openai.APIStatusError):
         return exc.status_code in (408, 409, 429) or exc.status_code >= 500
     return isinstance(exc, openai.APIConnectionError)
+
+
+def _lacks_key(exc: BaseException) -> bool:
+    """The openai package found no key to send; litellm makes a failure of the server's of that."""
+    return isinstance(exc, openai.OpenAIError) and "Missing credentials" in str(exc)
 
 
 def retry_after_seconds(exc: BaseException | None) -> float | None:
@@ -76,6 +83,8 @@ def retry_after_seconds(exc: BaseException | None) -> float | None:
 
 def translated(exc: openai.OpenAIError, target: str) -> RockError:
     text = f"{target}: {exc}"[:2000]
+    if _lacks_key(exc):
+        return UpstreamUnauthorized(f"there is no key for the model's provider: {text}")
     if isinstance(exc, openai.AuthenticationError | openai.PermissionDeniedError):
         return UpstreamUnauthorized(f"the model's provider refused the key: {text}")
     if isinstance(exc, openai.BadRequestError | openai.UnprocessableEntityError):
