@@ -165,7 +165,7 @@ COMMAND = {"command": ["true"]}
     ("given", "message"),
     [
         ({"python": "grade"}, r"grader\.python: .*'package\.module:function'"),
-        ({"python": "a.py:grade", "command": ["x"]}, r"grader\.command: .*not permitted"),
+        ({"python": "a.py:grade", "command": ["x"]}, r"grader\.command: .*no such field"),
         ({"judge": ""}, r"grader\.judge: .*at least 1"),
         ({"judge": "x", "scale": [5, 5]}, r"grader: .*worst < best"),
         ({"weighted": {}}, r"grader\.weighted: .*at least 1"),

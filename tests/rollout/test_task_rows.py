@@ -152,7 +152,7 @@ def test_a_nemo_gym_row_is_the_task_that_is_packed_into_it(tmp_path: Path) -> No
         ),
         ({**R2E, "rock": []}, None),
         ({**R2E, "rock": [1]}, r"rock: expected fields of a task"),
-        (nemo(SWE) | {"rock": {"colour": 1}}, r"colour: .*not permitted"),
+        (nemo(SWE) | {"rock": {"colour": 1}}, r"colour: .*no such field"),
         (
             {"responses_create_params": {"metadata": {"instance_dict": "5"}}},
             r"metadata\.instance_dict: expected the fields of a row \(given: 5\)",

@@ -66,7 +66,7 @@ def test_source_files_are_found_beside_the_task_file(tmp_path: Path) -> None:
         ({**GOOD, "task_id": ""}, r"2: task_id: .*at least 1 character"),
         ({**GOOD, "task_id": "a\nb"}, r"2: task_id: .*control characters"),
         ({**GOOD, "task_id": "a\0b"}, r"2: task_id: .*control characters"),
-        ({**GOOD, "colour": "red"}, r"2: colour: .*not permitted \(given: 'red'\)"),
+        ({**GOOD, "colour": "red"}, r"2: colour: .*no such field \(given: 'red'\)"),
         ({**GOOD, "files": {"/etc/passwd": "x"}}, r"files\..*not absolute"),
         ({**GOOD, "files": {"../x": "x"}}, r"files\..*without '\.\.'"),
         ({**GOOD, "files": {"a/../../x": "x"}}, r"files\..*without '\.\.'"),
