@@ -8,7 +8,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from tests.modelservice.machine import ServiceMachine
 
-EXAMPLES, STEPS = 100, 50
+EXAMPLES, STEPS = 300, 50
 """As `make test` runs it."""
 
 
