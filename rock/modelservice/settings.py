@@ -24,7 +24,7 @@ class ServiceConfig(Strict):
     """Settings of one service process. Two processes never share a `state_dir`."""
 
     state_dir: Path = Field(
-        description="Journal, keys and sockets; made with mode 0700 if missing."
+        description="Journal, keys and sockets; made with mode 0700 if missing. Set by `--state-dir`."
     )
     agent_host: str = Field("127.0.0.1", description="Address of the listener for agents.")
     agent_port: int = Field(0, ge=0, le=65535, description="0 picks a free port.")

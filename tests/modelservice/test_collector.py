@@ -204,6 +204,28 @@ def test_everything_is_looked_at_when_there_is_twice_as_much_and_nobody_waits() 
         assert kept
 
 
+async def test_a_moment_in_which_nobody_waits_is_not_taken_for_quiet() -> None:
+    asked = 0
+
+    def quiet_but_for_each_third() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked % 3 != 0
+
+    least = gc.get_freeze_count()
+    with Collector(young_objects=1000, least=least, pause_seconds=0.001) as collector:
+        kept = [[n] for n in range(len(gc.get_objects()) + gc.get_freeze_count() + 10_000)]
+        assert collector.due(quiet=True)
+        watching = asyncio.ensure_future(collector.watch(quiet_but_for_each_third))
+        await until(lambda: asked > 30)
+        assert collector.due(quiet=True)  # nothing was looked at
+        watching.cancel()
+        watching = asyncio.ensure_future(collector.watch(lambda: True))
+        await until(lambda: not collector.due(quiet=True))
+        watching.cancel()
+        assert kept
+
+
 def test_the_process_collects_as_before_when_its_service_has_ended() -> None:
     before = gc.get_threshold(), list(gc.callbacks)
     with Collector():

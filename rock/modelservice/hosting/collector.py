@@ -27,6 +27,7 @@ YOUNG_OBJECTS = 50_000
 LEAST_OBJECTS = 1_000_000
 """Below it nothing is worth a whole collection."""
 PAUSE_SECONDS = 1.0
+"""Between two questions whether a whole collection is due."""
 QUIET_PAUSES = 3
 """After so many pauses in a row in which nobody waits, nobody is taken to come soon."""
 
@@ -34,9 +35,16 @@ QUIET_PAUSES = 3
 class Collector:
     """Sets the rules for this process, while it is entered."""
 
-    def __init__(self, *, young_objects: int = YOUNG_OBJECTS, least: int = LEAST_OBJECTS) -> None:
+    def __init__(
+        self,
+        *,
+        young_objects: int = YOUNG_OBJECTS,
+        least: int = LEAST_OBJECTS,
+        pause_seconds: float = PAUSE_SECONDS,
+    ) -> None:
         self._young_objects = young_objects
         self._least = least
+        self._pause_seconds = pause_seconds
         self._kept = 0
         """Objects after the last whole collection."""
         self._counted = 0
@@ -62,7 +70,7 @@ class Collector:
         """Make whole collections when they are due; `quiet` is asked whether nobody waits."""
         quiet_pauses = 0
         while True:
-            await asyncio.sleep(PAUSE_SECONDS)
+            await asyncio.sleep(self._pause_seconds)
             quiet_pauses = quiet_pauses + 1 if quiet() else 0
             if self.due(quiet=quiet_pauses >= QUIET_PAUSES):
                 self.collect()
